@@ -1,0 +1,94 @@
+"""The nouns that the server, the scheduler and the engine share: requests, outputs, and what a request cost.
+
+Nothing here touches torch or I/O, so every other module may import it.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+
+class Tier(enum.StrEnum):
+    """Where a cached page was found; the order is from fast to slow."""
+
+    DEVICE = "device"
+    HOST = "host"
+    STORAGE = "storage"
+
+
+class Finish(enum.StrEnum):
+    """Why a request ended. Values are OpenAI's, plus `abort` and `error`."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose tokens.
+
+    `temperature` 0 is greedy. `top_p` is in (0, 1]. `seed` makes a sampled request repeatable: a token depends only on
+    the seed, its position and the target's distribution, so it is the same with and without speculation.
+    `max_tokens` counts new tokens. A request stops at any of `stop_token_ids`; the stopping token is reported.
+    """
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt to continue. `prompt` is never empty; `salt` separates cache entries of different tenants."""
+
+    request_id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What one request used.
+
+    `cached_tokens` counts prompt tokens whose target KV was not computed, by the tier they were found in.
+    `draft_absent_tokens` counts those of them whose draft half was missing and is masked.
+    `verify_steps` counts target passes that produced tokens, so accept length = completion_tokens / verify_steps.
+    `verify_steps_first64` and `tokens_first64` are the same two counts over the verify steps that began before
+    the 64th new token, where a lost draft half shows most.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: dict[Tier, int] = field(default_factory=dict)
+    draft_absent_tokens: int = 0
+    verify_steps: int = 0
+    tokens_first64: int = 0
+    verify_steps_first64: int = 0
+    accepted_by_step: tuple[int, ...] = ()
+
+    @property
+    def accept_length(self) -> float:
+        """Generated tokens per verify step; 0.0 before the first step."""
+        return self.completion_tokens / self.verify_steps if self.verify_steps else 0.0
+
+    @property
+    def accept_length_first64(self) -> float:
+        """Accept length over the verify steps that began before the 64th new token."""
+        return self.tokens_first64 / self.verify_steps_first64 if self.verify_steps_first64 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """New tokens of one request. The last one carries `finish` and `usage`; with `finish == ERROR` also `error`."""
+
+    request_id: str
+    tokens: tuple[int, ...]
+    finish: Finish | None = None
+    usage: Usage | None = None
+    error: str | None = None

@@ -1,0 +1,54 @@
+"""Every error the runtime raises on purpose.
+
+    SpecCacheError
+    ├── ConfigError        wrong configuration: the start stops with one line that names the field and the remedy
+    ├── ModelError         model files missing, broken, or target and draft do not fit together: the start stops
+    ├── StorageError       a storage tier cannot be opened: the start stops; later errors are counted misses instead
+    ├── BadRequest         the client's fault: HTTP 400, `field` names what to change
+    └── Unavailable        not now: HTTP 503 with Retry-After
+        ├── Overloaded     the waiting queue is full
+        └── Draining       the engine is shutting down
+"""
+
+
+class SpecCacheError(Exception):
+    """Base of all errors raised on purpose; its text is one line that can be shown to a user."""
+
+
+class ConfigError(SpecCacheError):
+    """A setting is wrong; the text names the setting and says what to write instead."""
+
+
+class ModelError(SpecCacheError):
+    """Model files are missing or broken, or target and draft do not fit together."""
+
+
+class StorageError(SpecCacheError):
+    """A storage tier cannot be opened or has refused a whole operation."""
+
+
+class BadRequest(SpecCacheError):
+    """A request that can never succeed as sent.
+
+    `field` is the name of the offending request field as the client wrote it.
+    """
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class Unavailable(SpecCacheError):
+    """The engine cannot take the request now; `retry_after` is in seconds."""
+
+    def __init__(self, message: str, retry_after: int) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class Overloaded(Unavailable):
+    """The waiting queue is full."""
+
+
+class Draining(Unavailable):
+    """The engine is finishing its last requests before it exits."""
