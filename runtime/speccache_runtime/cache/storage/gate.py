@@ -1,0 +1,75 @@
+"""The one way from pages to a backend: every call is timed, reported, and stopped while storage keeps failing.
+
+Reads and lookups share a breaker, writes have their own: a full volume refuses writes for hours while its pages are as
+good as ever. Deletes (of corrupt objects only) have none: they are rare and prove nothing about either.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+from speccache_runtime.cache.storage.base import BackendError
+from speccache_runtime.cache.storage.breaker import Breaker, BreakerSettings, BreakerState
+from speccache_runtime.cache.storage.codec import Half
+from speccache_runtime.cache.storage.observer import Operation, Result, StorageObserver
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Gate:
+    """Calls into a backend. Thread-safe. `clock` gives seconds that never go back."""
+
+    def __init__(self, observer: StorageObserver, clock: Callable[[], float], settings: BreakerSettings) -> None:
+        self.observer = observer
+        self._clock = clock
+        reads = Breaker(settings, clock, lambda state: self._changed(Operation.READ, state))
+        writes = Breaker(settings, clock, lambda state: self._changed(Operation.WRITE, state))
+        self._breakers = {Operation.LOOKUP: reads, Operation.READ: reads, Operation.WRITE: writes}
+
+    def blocked(self, operation: Operation) -> bool:
+        """Whether `call` would refuse this operation now."""
+        return self._breakers[operation].blocked()
+
+    def drop(self, operation: Operation, half: Half) -> None:
+        """Report that an operation was not tried."""
+        self.observer.on_operation(operation, half, Result.DROPPED, 0.0, 0)
+
+    def call(
+        self, operation: Operation, half: Half, action: Callable[[], tuple[Result, int, T]]
+    ) -> tuple[Result, T | None]:
+        """Run `action`, which returns its result, the payload bytes it moved and a value; return result and value.
+
+        A BackendError becomes ERROR, an open breaker DROPPED, both with None. Any answer at all, a miss or a corrupt
+        object too, counts as success for the breaker: storage has answered.
+        """
+        breaker = self._breakers.get(operation)
+        if breaker is not None and not breaker.allow():
+            self.drop(operation, half)
+            return Result.DROPPED, None
+        start = self._clock()
+        value: T | None = None
+        try:
+            result, nbytes, value = action()
+        except BaseException as error:
+            # Also for what is no BackendError, or a half-open breaker would wait for its attempt for ever.
+            if breaker is not None:
+                breaker.failure()
+            if not isinstance(error, BackendError):
+                raise
+            logger.debug("storage %s of a %s half failed: %s", operation, half, error)
+            self.observer.on_error(operation, half, error.code)
+            result, nbytes = Result.ERROR, 0
+        else:
+            if breaker is not None:
+                breaker.success()
+        self.observer.on_operation(operation, half, result, self._clock() - start, nbytes)
+        return result, value
+
+    def _changed(self, direction: Operation, state: BreakerState) -> None:
+        level = logging.WARNING if state is BreakerState.OPEN else logging.INFO
+        logger.log(level, "storage breaker for %s operations is now %s", direction, state)
+        self.observer.on_breaker(direction, state)

@@ -1,0 +1,67 @@
+"""Facts that the storage tier tells about itself, so that metrics can subscribe without the tier knowing of them."""
+
+from __future__ import annotations
+
+import enum
+from typing import Protocol
+
+from speccache_runtime.cache.storage.breaker import BreakerState
+from speccache_runtime.cache.storage.codec import CorruptReason, Half
+
+
+class Operation(enum.StrEnum):
+    """What was asked of the backend."""
+
+    LOOKUP = "lookup"
+    READ = "read"
+    WRITE = "write"
+    DELETE = "delete"
+
+
+class Result(enum.StrEnum):
+    """How an operation on one half ended."""
+
+    OK = "ok"
+    """Lookup answered, page read and checked, page written, object deleted."""
+    MISS = "miss"
+    """Read: no such object."""
+    CORRUPT = "corrupt"
+    """Read: there was an object, but not this page's."""
+    SKIPPED = "skipped"
+    """Write: the object is there already."""
+    ERROR = "error"
+    """The backend failed."""
+    DROPPED = "dropped"
+    """Not tried, because the breaker is open."""
+
+
+class StorageObserver(Protocol):
+    """Called from whichever thread did the work; must be quick, thread-safe and must not raise."""
+
+    def on_operation(self, operation: Operation, half: Half, result: Result, seconds: float, nbytes: int) -> None:
+        """One operation has ended. `nbytes`: payload bytes moved, 0 unless OK; `seconds` includes the checksum."""
+
+    def on_error(self, operation: Operation, half: Half, code: str) -> None:
+        """The backend failed with `code` (see `base.BackendError`); comes beside an ERROR operation."""
+
+    def on_corrupt(self, half: Half, reason: CorruptReason) -> None:
+        """A stored object was not what its name says; comes beside a CORRUPT operation."""
+
+    def on_breaker(self, direction: Operation, state: BreakerState) -> None:
+        """The breaker of READ (reads and lookups) or WRITE has changed its state."""
+
+
+class NullObserver:
+    """Listens to nothing."""
+
+    def on_operation(self, operation: Operation, half: Half, result: Result, seconds: float, nbytes: int) -> None:
+        """Ignore."""
+
+    def on_error(self, operation: Operation, half: Half, code: str) -> None:
+        """Ignore."""
+
+    def on_corrupt(self, half: Half, reason: CorruptReason) -> None:
+        """Ignore."""
+
+    def on_breaker(self, direction: Operation, state: BreakerState) -> None:
+        """Ignore."""
