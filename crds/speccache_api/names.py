@@ -1,0 +1,95 @@
+"""Every name that more than one part of SpecCache must spell the same way.
+
+The operator writes these into objects, the runtime and the tests read them back. A name that is typed twice will differ
+one day, so it is typed here. All functions take the resource's `metadata.name`; `MAX_NAME_LENGTH` leaves room for the
+longest of the names made from it (pods of the inspection Job) inside the 63 characters of a label value.
+"""
+
+from __future__ import annotations
+
+API_GROUP = "speccache.io"
+VERSION = "v1alpha1"
+API_VERSION = f"{API_GROUP}/{VERSION}"
+KIND = "SpecCacheDeployment"
+LIST_KIND = "SpecCacheDeploymentList"
+PLURAL = "speccachedeployments"
+SINGULAR = "speccachedeployment"
+SHORT_NAME = "scd"
+CRD_NAME = f"{PLURAL}.{API_GROUP}"
+
+FIELD_MANAGER = "speccache-operator"
+LEASE_NAME = "speccache-operator"
+FINALIZER = f"{API_GROUP}/operator"
+
+LABEL_NAME = "app.kubernetes.io/name"
+LABEL_INSTANCE = "app.kubernetes.io/instance"
+LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
+LABEL_COMPONENT = "app.kubernetes.io/component"
+APP_NAME = "speccache"
+MANAGED_BY = "speccache"
+COMPONENT_SERVER = "server"
+COMPONENT_INSPECTION = "inspection"
+COMPONENT_STORAGE = "storage"
+
+ANNOTATION_WIRE_HASH = f"{API_GROUP}/wire-hash"
+
+CONTAINER_NAME = "runtime"
+HTTP_PORT = 8000
+HTTP_PORT_NAME = "http"
+GPU_RESOURCE = "nvidia.com/gpu"
+
+WIRE_KEY = "wire.json"
+WIRE_PATH = f"/etc/speccache/{WIRE_KEY}"
+TARGET_MODEL_PATH = "/models/target"
+DRAFT_MODEL_PATH = "/models/draft"
+STORAGE_PATH = "/var/lib/speccache/storage"
+SCRATCH_PATH = "/tmp"
+
+MAX_NAME_LENGTH = 40
+
+
+def statefulset_name(name: str) -> str:
+    """The StatefulSet that runs the replicas; its pods are `NAME-0`, `NAME-1`, ..."""
+    return name
+
+
+def service_name(name: str) -> str:
+    """The Service that clients call on `HTTP_PORT`."""
+    return name
+
+
+def headless_service_name(name: str) -> str:
+    """The headless Service that gives each pod its own DNS name."""
+    return f"{name}-pods"
+
+
+def config_map_name(name: str) -> str:
+    """The ConfigMap that holds the wire document under `WIRE_KEY`."""
+    return f"{name}-wire"
+
+
+def service_account_name(name: str) -> str:
+    """The ServiceAccount of the served pods and of the inspection Job; it is given no rights."""
+    return name
+
+
+def claim_name(name: str) -> str:
+    """The PersistentVolumeClaim of the storage tier, when the operator creates it."""
+    return f"{name}-kv"
+
+
+def inspection_job_name(name: str, digest: str) -> str:
+    """The Job that reads the model directories. `digest` (hex, 8 or more digits) covers everything the answer depends
+    on: other models or another image make another Job, and the same ones find the finished one.
+    """
+    return f"{name}-inspect-{digest[:8]}"
+
+
+def selector_labels(name: str, component: str = COMPONENT_SERVER) -> dict[str, str]:
+    """The labels that select the pods of one resource. They never change during its life."""
+    return {LABEL_NAME: APP_NAME, LABEL_INSTANCE: name, LABEL_COMPONENT: component}
+
+
+def object_labels(name: str, component: str = COMPONENT_SERVER) -> dict[str, str]:
+    """The labels of every child object: the selector's and who manages it."""
+    return {**selector_labels(name, component), LABEL_MANAGED_BY: MANAGED_BY}

@@ -1,0 +1,150 @@
+# ruff: noqa: A005 - `speccache_api.resource` cannot be mistaken for the standard library's `resource`
+"""The resource as Python sees it: parse once at the border, then trust it.
+
+`SpecCacheDeployment.parse` judges by the same patterns and rules as the API server, so the operator (which may meet
+objects stored under an older CRD) and `speccache-runtime serve -f` (which has no API server) refuse the same resources.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from speccache_api import names
+from speccache_api.rules import Rule, broken_rules
+from speccache_api.spec import Spec
+
+__all__ = ["InvalidResource", "Metadata", "Spec", "SpecCacheDeployment"]
+
+_NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+_NAME_MESSAGE = (
+    f"metadata.name must start with a letter, use only a-z, 0-9 and -, and have at most {names.MAX_NAME_LENGTH}"
+    " characters: Services and pods are named after it"
+)
+
+
+class InvalidResource(ValueError):
+    """The resource cannot be served. `problems` holds (field path, what is wrong and what to do), one per problem."""
+
+    def __init__(self, problems: Iterable[tuple[str, str]]) -> None:
+        self.problems: tuple[tuple[str, str], ...] = tuple(problems)
+        super().__init__("\n".join(f"{path}: {text}" for path, text in self.problems))
+
+
+class Metadata(BaseModel):
+    """The part of `metadata` that SpecCache reads; the rest is Kubernetes' own and is left alone."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    name: Annotated[str, Field(min_length=1, max_length=253)]
+    namespace: str = "default"
+    uid: str = ""
+    generation: int = 0
+
+
+class SpecCacheDeployment(BaseModel):
+    """One served model with its draft and its KV tiers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    api_version: Literal["speccache.io/v1alpha1"] = Field(alias="apiVersion")
+    kind: Literal["SpecCacheDeployment"]
+    metadata: Metadata
+    spec: Spec
+    status: dict[str, Any] | None = None
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel=f"self.metadata.name.size() <= {names.MAX_NAME_LENGTH}"
+            f" && self.metadata.name.matches('{_NAME_PATTERN}')",
+            message=_NAME_MESSAGE,
+            check=lambda r: bool(
+                len(r.metadata.name) <= names.MAX_NAME_LENGTH and re.fullmatch(_NAME_PATTERN, r.metadata.name)
+            ),
+        ),
+    )
+
+    @classmethod
+    def parse(cls, obj: dict[str, Any]) -> SpecCacheDeployment:
+        """The resource from its plain form (as YAML or the API server gives it), with defaults filled in.
+
+        Raises InvalidResource, which lists every problem with its field. Rules between fields are judged only when each
+        field is right by itself.
+        """
+        if not isinstance(obj, dict):
+            raise InvalidResource([("(document)", f"give one object of kind {names.KIND}, found {_shown(obj)}")])
+        try:
+            resource = cls.model_validate(_without_nulls(obj))
+        except ValidationError as error:
+            raise InvalidResource(_problems(error)) from error
+        problems = [
+            ("metadata.name", rule.message.removeprefix("metadata.name "))
+            for rule in cls.RULES
+            if not rule.check(resource)
+        ]
+        problems += broken_rules(resource.spec, "spec")
+        if problems:
+            raise InvalidResource(problems)
+        return resource
+
+    @property
+    def name(self) -> str:
+        """`metadata.name`."""
+        return self.metadata.name
+
+    @property
+    def namespace(self) -> str:
+        """`metadata.namespace`; `default` when unset."""
+        return self.metadata.namespace
+
+    @property
+    def served_name(self) -> str:
+        """The model's name for clients, with the default filled in."""
+        return self.spec.model.served_name or self.name
+
+
+def _without_nulls(value: Any) -> Any:
+    """A field set to null is an absent field, as for the API server."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    return value
+
+
+_HINTS = {
+    "missing": "is required",
+    "extra_forbidden": "is not a field; check the spelling, or remove it",
+    "string_pattern_mismatch": "does not match {pattern}",
+    "literal_error": "must be one of {expected}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "string_too_long": "must have at most {max_length} characters",
+    "too_long": "must have at most {max_length} entries",
+    "too_short": "must have at least {min_length} entries",
+    "string_type": "must be text; put it in quotes",
+    "int_type": "must be a whole number",
+    "model_type": "must be an object",
+    "dict_type": "must be an object",
+    "tuple_type": "must be a list",
+    "value_error": "{error}",
+}
+
+
+def _problems(error: ValidationError) -> list[tuple[str, str]]:
+    problems = []
+    for item in error.errors(include_url=False):
+        hint = _HINTS.get(item["type"])
+        text = item["msg"] if hint is None else hint.format_map(item.get("ctx", {}))
+        if item["type"] not in ("missing", "extra_forbidden", "value_error"):
+            text += f"; found {_shown(item['input'])}"
+        problems.append((".".join(map(str, item["loc"])), text))
+    return problems
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

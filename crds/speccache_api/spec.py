@@ -1,0 +1,217 @@
+"""`spec`: everything a user says, and the rules between its parts."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from speccache_api.fields import Amount, Size
+from speccache_api.names import GPU_RESOURCE
+from speccache_api.rules import Rule, SpecModel
+from speccache_api.spec_cache import KVCache
+from speccache_api.spec_model import DeclaredGeometry, DraftModel, Model, Speculative
+
+Device = Literal["cpu", "cuda"]
+
+SERVED_RESOURCES = ("cpu", "memory", "ephemeral-storage", GPU_RESOURCE)
+_SERVED_CEL = "[" + ", ".join(f"'{name}'" for name in SERVED_RESOURCES) + "]"
+_SERVED_TEXT = ", ".join(SERVED_RESOURCES)
+
+Amounts = Annotated[dict[str, Amount], Field(max_length=8)]
+Seconds = Annotated[int, Field(ge=0, le=3600)]
+
+
+class Memory(SpecModel):
+    """How the pod's memory limit is set."""
+
+    policy: Literal["Auto", "Manual"] = "Auto"
+    """`Auto` (default): the operator computes the memory, sets request = limit and shows each term in status.memory.
+    `Manual`: resources.limits.memory stands, and the condition MemorySized says by how much it is short.
+    """
+    overhead: Size | None = None
+    """Bytes for all that is not KV or weights: Python, libraries, CUDA context, peaks while loading. Default: 2Gi
+    without a GPU, 6Gi with one. Raise it when a pod is OOMKilled although its tiers are not full.
+    """
+
+
+class Drain(SpecModel):
+    """How a pod ends. Its termination grace period is the sum of both times and a margin."""
+
+    request_timeout_seconds: Seconds = 30
+    """Seconds that running requests get to finish once the pod stops taking new ones. Default 30. Then they are
+    aborted.
+    """
+    flush_timeout_seconds: Seconds = 60
+    """Seconds to write host pages that storage lacks, after the last request. Default 60. Pages not written are lost.
+    """
+
+
+class Resources(SpecModel):
+    """Compute resources of a replica, as in a container. `nvidia.com/gpu: 1` in limits chooses the GPU, otherwise the
+    CPU serves.
+    """
+
+    limits: Amounts | None = None
+    """Upper bounds: cpu, ephemeral-storage, nvidia.com/gpu; memory only with memory.policy Manual."""
+    requests: Amounts | None = None
+    """What the scheduler reserves. Default: the limits."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel=f"!has(self.limits) || self.limits.all(k, k in {_SERVED_CEL})",
+            message=f"only {_SERVED_TEXT} can be limited; remove other names",
+            check=lambda r: all(k in SERVED_RESOURCES for k in r.limits or ()),
+            at=".limits",
+        ),
+        Rule(
+            cel=f"!has(self.requests) || self.requests.all(k, k in {_SERVED_CEL})",
+            message=f"only {_SERVED_TEXT} can be requested; remove other names",
+            check=lambda r: all(k in SERVED_RESOURCES for k in r.requests or ()),
+            at=".requests",
+        ),
+        Rule(
+            cel=f"!has(self.limits) || !('{GPU_RESOURCE}' in self.limits)"
+            f" || string(self.limits['{GPU_RESOURCE}']) == '1'",
+            message=f"a replica uses one GPU; set {GPU_RESOURCE}: 1, or remove it to serve on the CPU",
+            check=lambda r: (r.limits or {}).get(GPU_RESOURCE, "1") == "1",
+            at=".limits",
+        ),
+        Rule(
+            cel=f"!has(self.requests) || !('{GPU_RESOURCE}' in self.requests) || (has(self.limits)"
+            f" && '{GPU_RESOURCE}' in self.limits && string(self.requests['{GPU_RESOURCE}']) == '1')",
+            message=f"a requested GPU must also be in limits, with the same amount; set limits {GPU_RESOURCE}: 1",
+            check=lambda r: (
+                GPU_RESOURCE not in (r.requests or {})
+                or (GPU_RESOURCE in (r.limits or {}) and r.requests[GPU_RESOURCE] == "1")
+            ),
+            at=".requests",
+        ),
+    )
+
+
+_HAS_GPU = f"(has(self.resources) && has(self.resources.limits) && '{GPU_RESOURCE}' in self.resources.limits)"
+_DRAFT = "has(self.speculative) && has(self.speculative.draftModel)"
+
+
+def _memory_given(spec: Spec) -> bool:
+    resources = spec.resources
+    return resources is not None and ("memory" in (resources.limits or {}) or "memory" in (resources.requests or {}))
+
+
+def _memory_limited(spec: Spec) -> bool:
+    return spec.resources is not None and "memory" in (spec.resources.limits or {})
+
+
+def _countable(spec: Spec, geometry: DeclaredGeometry | None) -> bool:
+    return spec.device == "cuda" or geometry is None or geometry.parameters is not None
+
+
+def _fitting_draft(spec: Spec) -> bool:
+    draft = spec.draft
+    return draft is None or not draft.uri.startswith("builtin://") or draft.uri == spec.model.uri
+
+
+def _shareable(spec: Spec) -> bool:
+    storage = spec.kv_cache.storage
+    if spec.replicas <= 1 or storage is None or not storage.persistent_volume_claim.created:
+        return True
+    return "ReadWriteMany" in storage.persistent_volume_claim.modes
+
+
+class Spec(SpecModel):
+    """What is served, and with which memory."""
+
+    model: Model
+    """The target model."""
+    speculative: Speculative | None = None
+    """Speculative decoding. Without it, or with algorithm None, every token costs one pass of the target."""
+    kv_cache: KVCache
+    """The KV cache and its tiers."""
+    memory: Memory = Field(default_factory=Memory)
+    """How the pod's memory limit is set."""
+    replicas: Annotated[int, Field(ge=0, le=1000)] = 1
+    """Pods that serve, each with its own device and host tier; they share the storage tier. Default 1; 0 stops serving.
+    """
+    drain: Drain = Field(default_factory=Drain)
+    """How a pod ends."""
+    resources: Resources | None = None
+    """Compute resources of a replica."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel=f"{_HAS_GPU} || !has(self.kvCache.device.memoryFraction)",
+            message="memoryFraction is a share of a GPU's memory; give size or tokens,"
+            f" or set resources.limits {GPU_RESOURCE}: 1",
+            check=lambda s: s.device == "cuda" or s.kv_cache.device.memory_fraction is None,
+            at=".kvCache.device.memoryFraction",
+        ),
+        Rule(
+            cel="!has(self.kvCache.host.ratio) || !has(self.kvCache.device.memoryFraction)",
+            message="ratio needs a device tier of known length, and memoryFraction is measured on the GPU at start;"
+            " use tokens or size",
+            check=lambda s: s.kv_cache.host.ratio is None or s.kv_cache.device.memory_fraction is None,
+            at=".kvCache.host.ratio",
+        ),
+        Rule(
+            cel=f"self.kvCache.dtype == 'Auto' || self.kvCache.dtype == ({_HAS_GPU} ? 'BFloat16' : 'Float32')",
+            message="a GPU serves BFloat16 and the CPU Float32; set dtype: Auto",
+            check=lambda s: s.kv_cache.dtype in ("Auto", "BFloat16" if s.device == "cuda" else "Float32"),
+            at=".kvCache.dtype",
+        ),
+        Rule(
+            cel="self.memory.policy != 'Auto' || !has(self.resources)"
+            " || !((has(self.resources.limits) && 'memory' in self.resources.limits)"
+            " || (has(self.resources.requests) && 'memory' in self.resources.requests))",
+            message="memory is computed while memory.policy is Auto; remove it, or set memory.policy: Manual",
+            check=lambda s: s.memory.policy != "Auto" or not _memory_given(s),
+            at=".resources",
+        ),
+        Rule(
+            cel="self.memory.policy != 'Manual'"
+            " || (has(self.resources) && has(self.resources.limits) && 'memory' in self.resources.limits)",
+            message="memory.policy Manual needs resources.limits.memory; give it, or set memory.policy: Auto",
+            check=lambda s: s.memory.policy != "Manual" or _memory_limited(s),
+            at=".memory.policy",
+        ),
+        Rule(
+            cel=f"{_HAS_GPU} || !has(self.model.kvGeometry) || has(self.model.kvGeometry.parameters)",
+            message="without a GPU the weights are in the pod's memory; give parameters, or remove kvGeometry",
+            check=lambda s: _countable(s, s.model.kv_geometry),
+            at=".model.kvGeometry",
+        ),
+        Rule(
+            cel=f"{_HAS_GPU} || !({_DRAFT}) || !has(self.speculative.draftModel.kvGeometry)"
+            " || has(self.speculative.draftModel.kvGeometry.parameters)",
+            message="without a GPU the weights are in the pod's memory; give parameters, or remove kvGeometry",
+            check=lambda s: _countable(s, s.draft.kv_geometry if s.draft else None),
+            at=".speculative.draftModel.kvGeometry",
+        ),
+        Rule(
+            cel=f"!({_DRAFT}) || !self.speculative.draftModel.uri.startsWith('builtin://')"
+            " || self.speculative.draftModel.uri == self.model.uri",
+            message="a built-in draft fits only the built-in model of the same name; give the draft of model.uri",
+            check=_fitting_draft,
+            at=".speculative.draftModel.uri",
+        ),
+        Rule(
+            cel="self.replicas <= 1 || !has(self.kvCache.storage)"
+            " || has(self.kvCache.storage.persistentVolumeClaim.claimName)"
+            " || (has(self.kvCache.storage.persistentVolumeClaim.accessModes)"
+            " && 'ReadWriteMany' in self.kvCache.storage.persistentVolumeClaim.accessModes)",
+            message="several replicas share one claim; add accessModes: [ReadWriteMany], or set replicas: 1",
+            check=_shareable,
+            at=".kvCache.storage.persistentVolumeClaim",
+        ),
+    )
+
+    @property
+    def device(self) -> Device:
+        """Where the models run: `cuda` when a GPU is in the limits, otherwise `cpu`."""
+        limits = (self.resources.limits if self.resources else None) or {}
+        return "cuda" if GPU_RESOURCE in limits else "cpu"
+
+    @property
+    def draft(self) -> DraftModel | None:
+        """The draft in use; None without speculation."""
+        return self.speculative.draft_model if self.speculative else None

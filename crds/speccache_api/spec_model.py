@@ -1,0 +1,104 @@
+"""`spec.model` and `spec.speculative`: which weights are served, and which draft proposes tokens for them."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from speccache_api.fields import ModelUri, ServedName
+from speccache_api.geometry import KVGeometry
+from speccache_api.rules import Rule, SpecModel
+
+
+class DeclaredGeometry(SpecModel):
+    """The KV shape of a model, for sizing without reading its files. The pod checks it against the real model and
+    refuses to start when it is wrong.
+    """
+
+    layers: Annotated[int, Field(ge=1, le=1024)]
+    """Number of layers that keep KV. `num_hidden_layers` in config.json; 1 for most EAGLE-3 heads."""
+    kv_heads: Annotated[int, Field(ge=1, le=1024)]
+    """Number of KV heads of a layer. `num_key_value_heads` in config.json."""
+    head_dim: Annotated[int, Field(ge=1, le=4096)]
+    """Numbers of one head. `head_dim` in config.json, or hidden_size / num_attention_heads."""
+    parameters: Annotated[int, Field(ge=1, le=10**13)] | None = None
+    """Number of weights. Needed only without a GPU, where weights live in the pod's memory (4 bytes each)."""
+
+    def to_geometry(self) -> KVGeometry:
+        """The same as a plain value."""
+        return KVGeometry(layers=self.layers, kv_heads=self.kv_heads, head_dim=self.head_dim)
+
+
+class Model(SpecModel):
+    """The target model: the one whose text is served."""
+
+    uri: ModelUri
+    """Where the model is: `pvc://CLAIM/PATH` is a directory of a PersistentVolumeClaim in this namespace (mounted
+    read-only), `builtin://tiny` is the small model inside the runtime image.
+    """
+    served_name: ServedName | None = None
+    """Name that clients give in the `model` field of a request. Default: the name of this resource."""
+    kv_geometry: DeclaredGeometry | None = None
+    """KV shape of the model. Default: read from the model's files by a short inspection Job (from a table for
+    `builtin://`).
+    """
+
+
+class DraftModel(SpecModel):
+    """The draft: a small head or model that proposes tokens, which the target then verifies."""
+
+    uri: ModelUri
+    """Where the draft is, written like `model.uri`. `builtin://tiny` is the EAGLE-3 head of the built-in model."""
+    kv_geometry: DeclaredGeometry | None = None
+    """KV shape of the draft. Default: read from the draft's files by the inspection Job (from a table for
+    `builtin://`).
+    """
+
+
+class Speculative(SpecModel):
+    """Speculative decoding: a draft proposes tokens and one pass of the target verifies them. The text is the same
+    without it.
+    """
+
+    algorithm: Literal["None", "EAGLE3"]
+    """How tokens are proposed. `EAGLE3` uses a trained EAGLE-3 head (`draftModel`). `None` decodes one token per pass.
+    """
+    draft_model: DraftModel | None = None
+    """The EAGLE-3 head. Its KV counts in every tier: pages move, are stored and are evicted as pairs of target and
+    draft.
+    """
+    num_steps: Annotated[int, Field(ge=1, le=15)] = 7
+    """Draft passes per round, hence the most tokens proposed at once. Default 7. More helps text that quotes its
+    prompt.
+    """
+    num_draft_tokens: Annotated[int, Field(ge=2, le=16)] | None = None
+    """Rows the target verifies per round: the proposed tokens and one more. Default, and only value served: numSteps +
+    1.
+    """
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            cel="self.algorithm != 'EAGLE3' || has(self.draftModel)",
+            message="algorithm EAGLE3 needs draftModel.uri; give one, or set algorithm: None",
+            check=lambda s: s.algorithm != "EAGLE3" or s.draft_model is not None,
+            at=".draftModel",
+        ),
+        Rule(
+            cel="self.algorithm != 'None' || !has(self.draftModel)",
+            message="algorithm None uses no draftModel; remove it, or set algorithm: EAGLE3",
+            check=lambda s: s.algorithm != "None" or s.draft_model is None,
+            at=".draftModel",
+        ),
+        Rule(
+            cel="!has(self.numDraftTokens) || self.numDraftTokens == self.numSteps + 1",
+            message="numDraftTokens must be numSteps + 1 (drafts are chains); change one, or leave numDraftTokens out",
+            check=lambda s: s.num_draft_tokens is None or s.num_draft_tokens == s.num_steps + 1,
+            at=".numDraftTokens",
+        ),
+    )
+
+    @property
+    def draft_tokens(self) -> int:
+        """Rows verified per round, with the default filled in."""
+        return self.num_steps + 1 if self.num_draft_tokens is None else self.num_draft_tokens

@@ -1,0 +1,166 @@
+"""The wire document: all that a pod is told, in one JSON file.
+
+The operator writes it into a ConfigMap and puts its digest on the pod template, so any change rolls the pods; the
+runtime reads it strictly. Both come from one release, and `version` refuses a mix of two.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
+
+from speccache_api import names
+from speccache_api.geometry import Inspection
+from speccache_api.resource import SpecCacheDeployment
+from speccache_api.sizing import KVDtype, MemoryPlan, kv_dtype
+from speccache_api.spec import Device, Spec
+
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+
+
+class BadWireDocument(ValueError):
+    """The text is not a wire document of this version; the message names the field."""
+
+
+class WireModel(BaseModel):
+    """Base of the document's parts: camelCase, nothing unknown, nothing converted, immutable."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True, strict=True)
+
+
+class WireSource(WireModel):
+    """A model: `path` is its directory in the pod; None for `builtin://`, which is inside the image."""
+
+    uri: str
+    path: str | None
+
+
+class WireSpeculative(WireModel):
+    """Speculation. With algorithm None there is no draft: 0 steps, 1 row to verify."""
+
+    algorithm: Literal["None", "EAGLE3"]
+    draft: WireSource | None
+    num_steps: Count
+    num_draft_tokens: Positive
+
+
+class WireStorage(WireModel):
+    """The storage tier: a directory and the answer to a target half without its draft half."""
+
+    path: str
+    missing_draft: Literal["Recompute", "Degrade"]
+
+
+class WireKVCache(WireModel):
+    """The tiers. Exactly one of `device_pages` and `device_memory_fraction` is set. All counts are page pairs."""
+
+    dtype: KVDtype
+    page_size: Positive
+    device_pages: Positive | None
+    device_memory_fraction: str | None
+    host_pages: Positive
+    storage: WireStorage | None
+
+
+class WireDrain(WireModel):
+    """Seconds for running requests, then seconds for writing host pages to storage."""
+
+    request_timeout_seconds: Count
+    flush_timeout_seconds: Count
+
+
+class WireGeometry(WireModel):
+    """What the memory was sized for; a model that needs other sizes must not start. Without a draft its part is 0."""
+
+    target_bytes_per_page: Positive
+    draft_bytes_per_page: Count
+
+
+class WireDocument(WireModel):
+    """The whole document. Equal values have equal JSON and equal digests."""
+
+    version: Literal[1]
+    name: str
+    namespace: str
+    served_name: str
+    device: Device
+    target: WireSource
+    speculative: WireSpeculative
+    kv_cache: WireKVCache
+    drain: WireDrain
+    geometry: WireGeometry
+    port: Annotated[int, Field(ge=1, le=65535)]
+
+    def to_json(self) -> str:
+        """Canonical JSON: sorted keys, no spaces, camelCase."""
+        return json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> WireDocument:
+        """The document that `to_json` wrote. Raises BadWireDocument, naming each wrong field."""
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            lines = (
+                f"{'.'.join(map(str, e['loc'])) or '(document)'}: {e['msg']}" for e in error.errors(include_url=False)
+            )
+            raise BadWireDocument("not a wire document of version 1: " + "; ".join(lines)) from error
+
+    def digest(self) -> str:
+        """SHA-256 hex of the canonical JSON."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+
+def build_wire(resource: SpecCacheDeployment, inspection: Inspection, plan: MemoryPlan) -> WireDocument:
+    """The document for the pods of `resource`. Pure: the same arguments give the same bytes."""
+    spec = resource.spec
+    return WireDocument(
+        version=1,
+        name=resource.name,
+        namespace=resource.namespace,
+        served_name=resource.served_name,
+        device=spec.device,
+        target=_source(spec.model.uri, names.TARGET_MODEL_PATH),
+        speculative=_speculative(spec),
+        kv_cache=_kv_cache(spec, plan),
+        drain=WireDrain(
+            request_timeout_seconds=spec.drain.request_timeout_seconds,
+            flush_timeout_seconds=spec.drain.flush_timeout_seconds,
+        ),
+        geometry=WireGeometry(
+            target_bytes_per_page=plan.target_bytes_per_page, draft_bytes_per_page=plan.draft_bytes_per_page
+        ),
+        port=names.HTTP_PORT,
+    )
+
+
+def _source(uri: str, path: str) -> WireSource:
+    return WireSource(uri=uri, path=None if uri.startswith("builtin://") else path)
+
+
+def _speculative(spec: Spec) -> WireSpeculative:
+    if spec.speculative is None or spec.draft is None:
+        return WireSpeculative(algorithm="None", draft=None, num_steps=0, num_draft_tokens=1)
+    return WireSpeculative(
+        algorithm=spec.speculative.algorithm,
+        draft=_source(spec.draft.uri, names.DRAFT_MODEL_PATH),
+        num_steps=spec.speculative.num_steps,
+        num_draft_tokens=spec.speculative.draft_tokens,
+    )
+
+
+def _kv_cache(spec: Spec, plan: MemoryPlan) -> WireKVCache:
+    storage = spec.kv_cache.storage
+    return WireKVCache(
+        dtype=kv_dtype(spec),
+        page_size=spec.kv_cache.page_size,
+        device_pages=plan.device_pages,
+        device_memory_fraction=spec.kv_cache.device.memory_fraction,
+        host_pages=plan.host_pages,
+        storage=None if storage is None else WireStorage(path=names.STORAGE_PATH, missing_draft=storage.missing_draft),
+    )
