@@ -1,0 +1,108 @@
+"""Shared by every test: a clean environment, real API servers, and no silent skips where it counts.
+
+Fixtures: `apiserver` (etcd and the API server alone, private to this run), `cluster` (a whole cluster that is already
+up), `kubectl` and `helm` (the pinned programs). Tests under e2e/ carry the marker `cluster`.
+
+Without the programs or the cluster such tests are skipped and the summary says what to run; under `CI=true` any skip
+is a failure, so that nothing can be green by not running.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_TESTS = Path(__file__).parent
+_CLUSTER_TOOL = [sys.executable, str(_TESTS / "cluster" / "cluster.py")]
+_UNDER_CI = os.environ.get("CI") == "true"
+_PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "cluster: needs a whole Kubernetes cluster with the project's images")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(_TESTS / "e2e"):
+            item.add_marker(pytest.mark.cluster)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report: pytest.TestReport = yield  # type: ignore[misc]
+    if _UNDER_CI and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"CI must run everything, but this was skipped: {report.longrepr}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    report: pytest.CollectReport = yield  # type: ignore[misc]
+    if _UNDER_CI and report.skipped:
+        report.outcome = "failed"
+        report.longrepr = f"CI must run everything, but this was skipped: {report.longrepr}"
+    return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _clean_environment() -> Iterator[None]:
+    """No test talks through a proxy, and no test reaches a cluster that it did not ask for."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [*_PROXY_VARIABLES, *(name.upper() for name in _PROXY_VARIABLES)]:
+            patch.delenv(name, raising=False)
+        patch.setenv("KUBECONFIG", os.devnull)
+        yield
+
+
+@pytest.fixture(scope="session")
+def apiserver() -> Iterator[Path]:
+    """Kubeconfig of an empty API server with its own etcd. No controllers, no nodes: objects are kept, nothing runs."""
+    _program("etcd"), _program("kube-apiserver"), _program("kubectl")
+    with subprocess.Popen([*_CLUSTER_TOOL, "api"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        announced = server.stdout.readline().strip()  # empty when it failed; standard error then says why
+        assert announced.startswith("export KUBECONFIG="), "the API server did not start"
+        yield Path(announced.partition("=")[2])
+        server.stdin.close()
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Path:
+    """Kubeconfig of a whole cluster: the one of `make cluster`, or with CLUSTER=existing that of KUBECONFIG."""
+    if os.environ.get("CLUSTER") == "existing":
+        return Path(_KUBECONFIG_OF_CALLER)
+    state = subprocess.run([*_CLUSTER_TOOL, "status", "--json"], stdout=subprocess.PIPE, text=True, check=False)
+    known = json.loads(state.stdout)
+    if not known["ready"]:
+        pytest.skip("no cluster is up: run `make cluster`")
+    return Path(known["kubeconfig"])
+
+
+@pytest.fixture(scope="session")
+def kubectl() -> Path:
+    """The pinned kubectl."""
+    return _program("kubectl")
+
+
+@pytest.fixture(scope="session")
+def helm() -> Path:
+    """The pinned helm."""
+    return _program("helm")
+
+
+_KUBECONFIG_OF_CALLER = os.environ.get("KUBECONFIG", str(Path.home() / ".kube" / "config"))
+
+
+def _program(name: str) -> Path:
+    listed = subprocess.run([*_CLUSTER_TOOL, "programs", "--list"], stdout=subprocess.PIPE, text=True, check=True)
+    path = json.loads(listed.stdout)[name]
+    if path is None:
+        pytest.skip(f"{name} is not built: run `make programs`")
+    return Path(path)
