@@ -1,13 +1,13 @@
 """Every error the runtime raises on purpose.
 
-    SpecCacheError
-    ├── ConfigError        wrong configuration: the start stops with one line that names the field and the remedy
-    ├── ModelError         model files missing, broken, or target and draft do not fit together: the start stops
-    ├── StorageError       a storage tier cannot be opened: the start stops; later errors are counted misses instead
-    ├── BadRequest         the client's fault: HTTP 400, `field` names what to change
-    └── Unavailable        not now: HTTP 503 with Retry-After
-        ├── Overloaded     the waiting queue is full
-        └── Draining       the engine is shutting down
+SpecCacheError
+├── ConfigError        wrong configuration: the start stops with one line that names the field and the remedy
+├── ModelError         model files missing, broken, or target and draft do not fit together: the start stops
+├── StorageError       a storage tier cannot be opened: the start stops; later errors are counted misses instead
+├── BadRequest         the client's fault: HTTP 400, `field` names what to change
+└── Unavailable        not now: HTTP 503 with Retry-After
+    ├── Overloaded     the waiting queue is full
+    └── Draining       the engine is shutting down
 """
 
 

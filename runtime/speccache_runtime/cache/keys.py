@@ -1,0 +1,45 @@
+"""Page keys: a SHA-256 chain over token ids.
+
+The key of a page names the whole prefix that ends with it, and is also its storage key. It depends on token ids alone,
+so it is the same with speculation on or off; what else makes bytes incompatible (model, dtype, page size, layout) is
+in the storage namespace.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+
+ROOT = bytes(32)
+
+
+def pack_tokens(tokens: Sequence[int]) -> bytes:
+    """Token ids as unsigned 32-bit little-endian integers; raises struct.error for ids outside that range."""
+    return struct.pack(f"<{len(tokens)}I", *tokens)
+
+
+def next_key(parent: bytes, packed_tokens: bytes) -> bytes:
+    """Key of the page that holds `packed_tokens` and follows the page with key `parent` (`ROOT` for the first)."""
+    return hashlib.sha256(parent + packed_tokens).digest()
+
+
+class KeyChain:
+    """Keys of the whole pages of a growing token list. Pages are never taken back."""
+
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
+        self.keys: list[bytes] = []
+        self.packed: list[bytes] = []
+
+    def extend(self, tokens: Sequence[int], upto: int) -> None:
+        """Adds keys until `upto` pages have one; `tokens` must hold at least that many whole pages."""
+        size = self._page_size
+        for page in range(len(self.keys), upto):
+            packed = pack_tokens(tokens[page * size : (page + 1) * size])
+            self.packed.append(packed)
+            self.keys.append(next_key(self.keys[-1] if self.keys else ROOT, packed))
+
+    def parent(self, page: int) -> bytes:
+        """Key of the page before `page`."""
+        return self.keys[page - 1] if page else ROOT

@@ -1,0 +1,83 @@
+"""Runs storage operations on threads and hands their results back to the engine thread.
+
+Reads and writes have separate queues, so that a request that waits for its prefix never waits behind write-through.
+Every callback runs inside `poll`, on the thread that owns the index, so nothing else needs a lock.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from speccache_runtime.cache.storage.store import PairRead, PairStore, PairWrite, Presence
+
+READERS = 4
+WRITERS = 1
+
+_T = TypeVar("_T")
+
+
+class StorageIO:
+    """The storage tier seen from the engine thread. `wake` is called from a worker when a result is ready."""
+
+    def __init__(self, store: PairStore, wake: Callable[[], None]) -> None:
+        self._store = store
+        self._wake = wake
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="storage-read")
+        self._writers = ThreadPoolExecutor(WRITERS, thread_name_prefix="storage-write")
+        self._results: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+
+    def lookup(self, keys: Sequence[bytes], then: Callable[[Sequence[Presence]], None]) -> None:
+        """Asks for the longest run of `keys` whose target halves are stored."""
+        self._run(self._readers, lambda: self._store.lookup(keys), then)
+
+    def read(self, key: bytes, target: memoryview, draft: memoryview | None, then: Callable[[PairRead], None]) -> None:
+        """Reads a pair into the caller's host page, which the caller must leave alone until `then` has run."""
+        self._run(self._readers, lambda: self._store.read_pair(key, target, draft), then)
+
+    def write(
+        self,
+        key: bytes,
+        target: memoryview,
+        draft: memoryview | None,
+        successors: tuple[int, ...],
+        then: Callable[[PairWrite], None],
+    ) -> None:
+        """Writes a pair from the caller's host page, which must not change until `then` has run."""
+        self._run(self._writers, lambda: self._store.write_pair(key, target, draft, successors), then)
+
+    def _run(self, pool: ThreadPoolExecutor, work: Callable[[], _T], then: Callable[[_T], None]) -> None:
+        def job() -> None:
+            try:
+                result = work()
+            except BaseException as error:  # noqa: BLE001 - a bug in the store must stop the engine, not a thread
+                failure = error
+
+                def raise_it() -> None:
+                    raise failure
+
+                self._results.put(raise_it)
+            else:
+                self._results.put(lambda: then(result))
+            self._wake()
+
+        pool.submit(job)
+
+    def poll(self) -> bool:
+        """Runs the callbacks of finished operations; True if there were any. Raises what a worker raised."""
+        any_done = False
+        while True:
+            try:
+                callback = self._results.get_nowait()
+            except queue.Empty:
+                return any_done
+            callback()
+            any_done = True
+
+    def close(self) -> None:
+        """Stops taking work; operations that have not begun are dropped. Does not wait for one that hangs."""
+        self._readers.shutdown(wait=False, cancel_futures=True)
+        self._writers.shutdown(wait=False, cancel_futures=True)
+        self._store.close()

@@ -1,0 +1,34 @@
+"""Turns what the storage tier says of itself into metrics, on storage threads (prometheus counters are thread-safe)."""
+
+from __future__ import annotations
+
+from speccache_runtime.cache.storage.breaker import BreakerState
+from speccache_runtime.cache.storage.codec import CorruptReason, Half
+from speccache_runtime.cache.storage.observer import Operation, Result
+from speccache_runtime.metrics import Metrics
+
+
+class StorageMetrics:
+    """A `StorageObserver` that counts."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def on_operation(self, operation: Operation, half: Half, result: Result, seconds: float, nbytes: int) -> None:
+        """Counts the operation, its bytes and its time."""
+        self._metrics.storage_operations.labels(operation=operation, half=half.name.lower(), result=result).inc()
+        self._metrics.storage_latency.labels(operation=operation).observe(seconds)
+        if nbytes:
+            self._metrics.storage_bytes.labels(operation=operation).inc(nbytes)
+
+    def on_error(self, operation: Operation, half: Half, code: str) -> None:
+        """Counts the error by its code."""
+        self._metrics.storage_errors.labels(operation=operation, code=code).inc()
+
+    def on_corrupt(self, half: Half, reason: CorruptReason) -> None:
+        """Counts the damaged object by what was wrong with it."""
+        self._metrics.storage_corrupt.labels(half=half.name.lower(), reason=reason.value).inc()
+
+    def on_breaker(self, direction: Operation, state: BreakerState) -> None:
+        """Shows whether the breaker lets operations through."""
+        self._metrics.storage_breaker_open.labels(operation=direction).set(state is not BreakerState.CLOSED)

@@ -1,0 +1,123 @@
+"""Page moves on an NVIDIA GPU: one Triton kernel that reads or writes the page-locked host records in place.
+
+Host records are page-first (all layers of a page together, as storage wants them), device pools are layer-first (as
+attention wants them). A gather kernel over page-locked memory reaches more than nine tenths of the copy engine at any
+page size, so no staging buffer and no third layout is needed; one call to the copy engine per page would be several
+times slower for small pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from speccache_runtime.cache.pool import HostArena, KVPool
+from speccache_runtime.cache.transfer import Job, Move, _columns
+
+_WORD = 8  # bytes per element that the kernel moves
+_TILE = 4096  # elements per program
+
+
+@triton.jit
+def _move_pages(  # type: ignore[no-untyped-def]
+    dst, src, dst_pages, src_pages, dst_stride, src_stride, words, TILE: tl.constexpr
+):
+    """dst[dst_pages[i], :words] = src[src_pages[i], :words] in 8-byte words; strides in words."""
+    i = tl.program_id(0)
+    column = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    from_row = tl.load(src_pages + i) * src_stride
+    to_row = tl.load(dst_pages + i) * dst_stride
+    inside = column < words
+    tl.store(dst + to_row + column, tl.load(src + from_row + column, mask=inside), mask=inside)
+
+
+class _EventJob:
+    """A job whose parts are known by events on its stream."""
+
+    def __init__(
+        self,
+        nbytes: int,
+        began: torch.cuda.Event,
+        layers: list[torch.cuda.Event],
+        ended: torch.cuda.Event,
+        keep: list[Tensor],
+    ) -> None:
+        self.nbytes = nbytes
+        self._began, self._layers, self._ended = began, layers, ended
+        self._keep = keep  # index tensors must outlive the kernels that read them
+
+    @property
+    def seconds(self) -> float:
+        return float(self._began.elapsed_time(self._ended)) / 1e3
+
+    def done(self) -> bool:
+        return self._ended.query()
+
+    def wait_target_layer(self, layer: int) -> None:
+        torch.cuda.current_stream().wait_event(self._layers[layer])
+
+    def wait_draft(self) -> None:
+        torch.cuda.current_stream().wait_event(self._ended)
+
+
+class CudaTransfer:
+    """Backups and loads each have a stream, so that a load never waits for a backup."""
+
+    def __init__(self, arena: HostArena, target: KVPool, draft: KVPool | None) -> None:
+        self._device = target.k[0].device
+        self._rows = arena.rows.view(torch.int64)
+        self._target = [(v.view(torch.int64), a // _WORD, b // _WORD) for v, a, b in _columns(target, 0)]
+        columns = _columns(draft, arena.record.draft_offset) if draft else []
+        self._draft = [(v.view(torch.int64), a // _WORD, b // _WORD) for v, a, b in columns]
+        self._layer_of = [b.layer for b in target.layout.buffers]
+        self._num_layers = target.layout.num_layers
+        self._backup_stream = torch.cuda.Stream(self._device)
+        self._load_stream = torch.cuda.Stream(self._device)
+
+    def backup(self, moves: Sequence[Move]) -> Job:
+        return self._run(moves, self._backup_stream, to_host=True)
+
+    def load(self, moves: Sequence[Move]) -> Job:
+        return self._run(moves, self._load_stream, to_host=False)
+
+    def _run(self, moves: Sequence[Move], stream: torch.cuda.Stream, *, to_host: bool) -> Job:
+        both = [m for m in moves if m.draft]
+        began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        layers = [torch.cuda.Event() for _ in range(self._num_layers)]
+        keep: list[Tensor] = []
+        nbytes = 0
+        # What the compute stream still writes (backup) or reads (load into a page it just gave up) comes first.
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
+            began.record()
+            device_pages, host_pages = self._numbers(moves, keep)
+            for at, (view, start, end) in enumerate(self._target):
+                self._launch(view, start, end, device_pages, host_pages, to_host)
+                nbytes += (end - start) * _WORD * len(moves)
+                layers[self._layer_of[at]].record()
+            if both and self._draft:
+                device_pages, host_pages = self._numbers(both, keep)
+                for view, start, end in self._draft:
+                    self._launch(view, start, end, device_pages, host_pages, to_host)
+                    nbytes += (end - start) * _WORD * len(both)
+            ended.record()
+        return _EventJob(nbytes, began, layers, ended, keep)
+
+    def _numbers(self, moves: Sequence[Move], keep: list[Tensor]) -> tuple[Tensor, Tensor]:
+        both = torch.tensor([[m.device for m in moves], [m.host for m in moves]]).to(self._device)
+        keep.append(both)
+        return both[0], both[1]
+
+    def _launch(
+        self, view: Tensor, start: int, end: int, device_pages: Tensor, host_pages: Tensor, to_host: bool
+    ) -> None:
+        words = end - start
+        host = self._rows[:, start:]
+        dst, src = (host, view) if to_host else (view, host)
+        dst_pages, src_pages = (host_pages, device_pages) if to_host else (device_pages, host_pages)
+        grid = (len(device_pages), triton.cdiv(words, _TILE))
+        _move_pages[grid](dst, src, dst_pages, src_pages, dst.stride(0), src.stride(0), words, TILE=_TILE)

@@ -1,0 +1,128 @@
+"""Write-through: every published page is copied to the host, and from there to storage, as a pair.
+
+    published ──backup job──▶ host page attached ──storage write──▶ stored
+        │                         │
+        no host page free         too many writes waiting: the page stays on the host and is written when drained
+
+A page that could not be copied is a later miss, never a loss: each is counted with its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from speccache_runtime.cache.index import Entry, Index
+from speccache_runtime.cache.pool import HostArena
+from speccache_runtime.cache.storage.store import HalfWrite, PairWrite
+from speccache_runtime.cache.storage_io import StorageIO
+from speccache_runtime.cache.transfer import Job, Move, Transfer
+from speccache_runtime.metrics import Metrics
+
+_STORED = (HalfWrite.WRITTEN, HalfWrite.EXISTS)
+
+
+class Writeback:
+    """Copies published pages down the tiers. Engine thread only."""
+
+    def __init__(
+        self, index: Index, arena: HostArena, transfer: Transfer, io: StorageIO | None, metrics: Metrics
+    ) -> None:
+        self._index = index
+        self._arena = arena
+        self._transfer = transfer
+        self._io = io
+        self._metrics = metrics
+        self._jobs: list[tuple[Job, list[tuple[Entry, int]]]] = []
+        self._writing = 0
+        self._max_writing = max(64, arena.num_pages // 4)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a copy or a storage write is under way."""
+        return bool(self._jobs) or self._writing > 0
+
+    def taken_host_pages(self) -> list[int]:
+        """Host pages that backup jobs own, for the integrity check."""
+        return [page for _, copies in self._jobs for entry, page in copies if entry.host is None]
+
+    # ---- device -> host
+
+    def backup(self, entries: Iterable[Entry]) -> None:
+        """Copies the device halves that the host lacks; pages that find no room are dropped and counted."""
+        new, repair = [], []
+        for entry in entries:
+            if entry.host is None:
+                new.append(entry)
+            elif entry.draft_on_device and not entry.draft_on_host and entry.host_pins == 0:
+                repair.append(entry)
+        pages = self._index.take_host(len(new))
+        if len(pages) < len(new):
+            self._metrics.dropped_pages.labels(reason="host_full").inc(len(new) - len(pages))
+        copies = list(zip(new, pages, strict=False))
+        self._index.pin_host(repair)
+        copies += [(entry, entry.host) for entry in repair if entry.host is not None]
+        if not copies:
+            return
+        self._index.pin_device([entry for entry, _ in copies])
+        moves = [Move(_device_page(entry), page, entry.draft_on_device) for entry, page in copies]
+        self._jobs.append((self._transfer.backup(moves), copies))
+
+    def poll(self) -> bool:
+        """Completes finished copies and queues their storage writes; True if there were any."""
+        done = [item for item in self._jobs if item[0].done()]
+        for item in done:
+            self._jobs.remove(item)
+            job, copies = item
+            self._metrics.transfer_bytes.labels(direction="device_to_host").inc(job.nbytes)
+            self._metrics.transfer_seconds.labels(direction="device_to_host").inc(job.seconds)
+            for entry, page in copies:
+                self._landed(entry, page)
+        return bool(done)
+
+    def _landed(self, entry: Entry, page: int) -> None:
+        if entry.host is None:
+            self._index.attach_host(entry, page, draft=entry.draft_on_device)
+        else:
+            entry.draft_on_host = True
+            self._index.unpin_host([entry])
+        self._index.unpin_device([entry])
+        self.store(entry)
+
+    # ---- host -> storage
+
+    def store(self, entry: Entry, *, even_if_busy: bool = False) -> None:
+        """Writes the halves on the host that storage is not known to hold."""
+        if self._io is None or entry.host is None:
+            return
+        draft_wanted = entry.draft_on_host and not entry.stored_draft
+        if entry.stored_target and not draft_wanted:
+            return
+        if self._writing >= self._max_writing and not even_if_busy:
+            self._metrics.dropped_pages.labels(reason="write_backlog").inc()
+            return
+        self._index.pin_host([entry])
+        self._writing += 1
+        draft = self._arena.draft_half(entry.host) if draft_wanted else None
+        target = self._arena.target_half(entry.host)
+        self._io.write(entry.key, target, draft, entry.successors, self._written(entry))
+
+    def _written(self, entry: Entry) -> Callable[[PairWrite], None]:
+        def then(result: PairWrite) -> None:
+            self._writing -= 1
+            self._index.unpin_host([entry])
+            entry.stored_target = entry.stored_target or result.target in _STORED
+            entry.stored_draft = entry.stored_draft or result.draft in _STORED
+            if HalfWrite.ERROR in (result.target, result.draft) or HalfWrite.DROPPED in (result.target, result.draft):
+                self._metrics.dropped_pages.labels(reason="storage_write").inc()
+
+        return then
+
+    def store_all(self) -> None:
+        """Queues every host page that storage lacks, however many are waiting."""
+        for entry in list(self._index.entries()):
+            self.store(entry, even_if_busy=True)
+
+
+def _device_page(entry: Entry) -> int:
+    assert entry.device is not None
+    return entry.device

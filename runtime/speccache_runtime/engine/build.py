@@ -1,0 +1,142 @@
+"""Makes an engine from its configuration: models, pools, tiers, draft registration.
+
+What can be wrong with any of them stops the start here, in one clear line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from speccache_api.fingerprint import draft_digest, namespace_digest
+from speccache_api.geometry import KVGeometry, ModelFacts
+from speccache_runtime.cache.paired import PairedCache
+from speccache_runtime.cache.policy import MissingDraft
+from speccache_runtime.cache.pool import KVPool, PoolShape
+from speccache_runtime.cache.storage.registry import BackendConfig, open_backend
+from speccache_runtime.cache.storage.store import PairStore
+from speccache_runtime.cache.storage_metrics import StorageMetrics
+from speccache_runtime.config import EngineConfig
+from speccache_runtime.core import Output
+from speccache_runtime.engine.engine import Engine
+from speccache_runtime.errors import ConfigError, ModelError
+from speccache_runtime.metrics import Metrics
+from speccache_runtime.model.draft import Eagle3Head, eagle3_aux_layers, load_eagle3
+from speccache_runtime.model.target import Target, load_target
+from speccache_runtime.speculative.proposer import Eagle3Proposer
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A ready engine and what its clients must know."""
+
+    engine: Engine
+    max_context: int
+    vocab_size: int
+
+
+def build_engine(
+    config: EngineConfig, metrics: Metrics, emit: Callable[[Output], None], wake: Callable[[], None]
+) -> Built:
+    """Loads the models and opens the tiers. Raises ConfigError, ModelError or StorageError with one clear line."""
+    device = _device(config)
+    dtype = _DTYPES[config.kv_dtype]
+    target, head = _load_models(config, device, dtype)
+    _check_size("target", target.facts, config.target_bytes_per_page, config, dtype)
+    if head is not None:
+        _check_size("draft", head.facts, config.draft_bytes_per_page, config, dtype)
+    store = _open_store(config, target.facts, head.facts if head else None, metrics)
+    shapes = [_shape(f.geometry, config.page_size, dtype) for f in [target.facts, *([head.facts] if head else [])]]
+    pages = _device_pages(config, device, sum(s.layout.page_bytes for s in shapes))
+    pool = KVPool(shapes[0], pages, device)
+    cache = PairedCache(pool, host_pages=config.host_pages, answer=_missing_draft(config), metrics=metrics)
+    proposer = None
+    if head is not None:
+        draft_pool = KVPool(shapes[1], pages, device)
+        cache.register_draft(draft_pool, lookahead=Eagle3Proposer.lookahead)
+        proposer = Eagle3Proposer(head, draft_pool, cache.wait_draft)
+    cache.open(store, wake)
+    engine = Engine(
+        target=target,
+        pool=pool,
+        cache=cache,
+        proposer=proposer,
+        num_steps=config.num_steps,
+        max_running=config.max_running,
+        prefill_budget=config.prefill_budget,
+        metrics=metrics,
+        emit=emit,
+    )
+    max_context = min(target.facts.max_positions, pages * config.page_size)
+    return Built(engine, max_context, target.facts.vocab_size)
+
+
+def _device(config: EngineConfig) -> torch.device:
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "resources.limits asks for nvidia.com/gpu but this container sees no CUDA device; "
+            "check the node's driver and device plugin, or remove the GPU limit to run on the CPU"
+        )
+    return torch.device(config.device)
+
+
+def _load_models(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> tuple[Target, Eagle3Head | None]:
+    if config.draft_path is None:
+        return load_target(config.target_path, device=device, dtype=dtype, aux_layers=()), None
+    aux = eagle3_aux_layers(config.draft_path, config.target_path)
+    target = load_target(config.target_path, device=device, dtype=dtype, aux_layers=aux)
+    return target, load_eagle3(config.draft_path, target, device=device, dtype=dtype)
+
+
+def _shape(geometry: KVGeometry, page_size: int, dtype: torch.dtype) -> PoolShape:
+    return PoolShape(geometry.layers, geometry.kv_heads, geometry.head_dim, page_size, dtype)
+
+
+def _check_size(half: str, facts: ModelFacts, expected: int, config: EngineConfig, dtype: torch.dtype) -> None:
+    """The memory limit was computed from `expected`; a model with other pages would not fit it."""
+    actual = _shape(facts.geometry, config.page_size, dtype).layout.page_bytes
+    if actual != expected:
+        raise ModelError(
+            f"the {half} model's pages take {actual} bytes but memory was sized for {expected}: "
+            "its files have changed since they were inspected, or kvGeometry in the resource is wrong"
+        )
+
+
+def _device_pages(config: EngineConfig, device: torch.device, pair_bytes: int) -> int:
+    if config.device_pages is not None:
+        return config.device_pages
+    assert config.device_memory_fraction is not None
+    free, total = torch.cuda.mem_get_info(device)
+    budget = int(total * config.device_memory_fraction) - (total - free)
+    pages = budget // pair_bytes
+    if pages < 1:
+        raise ConfigError(
+            f"kvCache.device.memoryFraction {config.device_memory_fraction} of {total} bytes leaves no room for pages "
+            f"beside the weights ({total - free} bytes are in use); raise it or use a larger GPU"
+        )
+    return pages
+
+
+def _missing_draft(config: EngineConfig) -> MissingDraft:
+    return MissingDraft(config.storage.missing_draft) if config.storage else MissingDraft.RECOMPUTE
+
+
+def _open_store(
+    config: EngineConfig, target: ModelFacts, draft: ModelFacts | None, metrics: Metrics
+) -> PairStore | None:
+    if config.storage is None:
+        return None
+    namespace = namespace_digest(target.identity, config.kv_dtype, config.page_size)
+    draft_namespace = draft_digest(namespace, draft.identity, Eagle3Proposer.lookahead) if draft else None
+    return PairStore(
+        open_backend(BackendConfig("file", config.storage.path)),
+        bytes.fromhex(namespace),
+        bytes.fromhex(draft_namespace) if draft_namespace else None,
+        config.target_bytes_per_page,
+        config.draft_bytes_per_page,
+        StorageMetrics(metrics),
+    )

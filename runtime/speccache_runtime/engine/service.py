@@ -1,0 +1,222 @@
+"""Runs an engine on its own thread and lets any other thread talk to it.
+
+Requests and aborts go into an inbox that the engine thread empties between steps; outputs come back through the
+callback given with each request. A failure that the engine cannot survive ends every request with an error, once, and
+stays visible.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+
+from speccache_runtime.config import EngineConfig
+from speccache_runtime.core import Finish, Output, Request, Usage
+from speccache_runtime.engine.build import Built, build_engine
+from speccache_runtime.errors import BadRequest, Draining, Overloaded
+from speccache_runtime.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+_IDLE_WAIT_S = 0.5
+"""Longest sleep of the idle engine thread; it is woken earlier by requests and finished transfers."""
+
+_STALL_WAIT_S = 0.001
+"""Pause when requests exist but none can be computed (waiting for a transfer without a wake-up of its own)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a request must stay within. `max_context` counts prompt and new tokens."""
+
+    max_context: int
+    vocab_size: int
+
+
+class EngineService:
+    """The engine as the server sees it. All methods but `start` may be called from any thread."""
+
+    def __init__(self, config: EngineConfig, registry: CollectorRegistry) -> None:
+        self.config = config
+        self._metrics = Metrics(registry)
+        self._wakeup = threading.Condition()
+        self._inbox: list[Request | str] = []
+        self._callbacks: dict[str, Callable[[Output], None]] = {}
+        self._pending = False
+        self._draining = False
+        self._flush = False
+        self._flush_queued = False
+        self._stopping = False
+        self._quiet = threading.Event()
+        self._flushed = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._built: Built | None = None
+        self.failed: str | None = None
+
+    # ---- life
+
+    def start(self) -> None:
+        """Loads the models and starts the engine thread. Blocks; raises SpecCacheError when it cannot serve."""
+        self._built = build_engine(self.config, self._metrics, self._emit, self._wake)
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are taken."""
+        return self._thread is not None and not self._draining and self.failed is None
+
+    @property
+    def limits(self) -> Limits:
+        """Valid after `start`."""
+        assert self._built is not None
+        return Limits(self._built.max_context, self._built.vocab_size)
+
+    def drain(self, request_timeout: float, flush_timeout: float) -> None:
+        """Takes no more requests, finishes the running ones, and writes to storage what it lacks.
+
+        Requests still running after `request_timeout` seconds are aborted; pages not written after `flush_timeout`
+        seconds are given up, and logged. Blocks.
+        """
+        with self._wakeup:
+            self._draining = True
+            self._quiet.clear()
+            self._wakeup.notify()
+        if not self._quiet.wait(request_timeout):
+            left = self._abort_all()
+            logger.warning("drain: requests aborted after timeout", extra={"requests": left})
+            self._quiet.wait(request_timeout)
+        with self._wakeup:
+            self._flush = True
+            self._wakeup.notify()
+        if not self._flushed.wait(flush_timeout):
+            logger.warning("drain: pages not written to storage in time", extra={"timeout_seconds": flush_timeout})
+
+    def stop(self) -> None:
+        """Ends the engine thread and frees the tiers. Requests that still run get an error."""
+        with self._wakeup:
+            self._stopping = True
+            self._wakeup.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    # ---- requests
+
+    def submit(self, request: Request, on_output: Callable[[Output], None]) -> None:
+        """Queues a request; `on_output` is called on the engine thread, the last time with `finish` set.
+
+        Raises BadRequest (too long, unknown token), Overloaded or Draining.
+        """
+        self._check(request)
+        with self._wakeup:
+            if self.failed is not None or self._draining or self._stopping:
+                raise Draining(self.failed or "this replica is shutting down; ask another one", retry_after=1)
+            if len(self._callbacks) >= self.config.max_running + self.config.max_waiting:
+                raise Overloaded(f"{len(self._callbacks)} requests are running or waiting", retry_after=5)
+            self._callbacks[request.request_id] = on_output
+            self._inbox.append(request)
+            self._wakeup.notify()
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request early; its callback gets an output with finish `abort`. Unknown ids are ignored."""
+        with self._wakeup:
+            self._inbox.append(request_id)
+            self._wakeup.notify()
+
+    def _check(self, request: Request) -> None:
+        limits = self.limits
+        total = len(request.prompt) + request.params.max_tokens
+        if total > limits.max_context:
+            raise BadRequest(
+                "max_tokens" if len(request.prompt) < limits.max_context else "prompt",
+                f"{len(request.prompt)} prompt tokens and {request.params.max_tokens} new ones exceed the "
+                f"context of {limits.max_context} tokens",
+            )
+        if min(request.prompt) < 0 or max(request.prompt) >= limits.vocab_size:
+            raise BadRequest("prompt", f"token ids must be between 0 and {limits.vocab_size - 1}")
+
+    def _abort_all(self) -> int:
+        with self._wakeup:
+            self._inbox += list(self._callbacks)
+            self._wakeup.notify()
+            return len(self._callbacks)
+
+    # ---- engine thread
+
+    def _wake(self) -> None:
+        with self._wakeup:
+            self._pending = True
+            self._wakeup.notify()
+
+    def _emit(self, output: Output) -> None:
+        if output.finish is None:
+            self._callbacks[output.request_id](output)
+        else:
+            with self._wakeup:
+                callback = self._callbacks.pop(output.request_id)
+            callback(output)
+
+    def _run(self) -> None:
+        assert self._built is not None
+        engine = self._built.engine
+        try:
+            while not self._stopping:
+                self._take_inbox()
+                worked = engine.step()
+                engine.update_gauges()
+                if not worked:
+                    self._idle()
+        except Exception as error:
+            logger.exception("engine failed")
+            self.failed = f"engine failed: {type(error).__name__}: {error}"
+        engine.fail_all(self.failed or "the engine was stopped")
+        self._fail_inbox()
+        self._quiet.set()
+        self._flushed.set()
+        engine.cache.close()
+
+    def _take_inbox(self) -> None:
+        assert self._built is not None
+        with self._wakeup:
+            inbox, self._inbox = self._inbox, []
+            self._pending = False
+        for item in inbox:
+            if isinstance(item, Request):
+                self._built.engine.add(item)
+            else:
+                self._built.engine.abort(item)
+
+    def _idle(self) -> None:
+        """Nothing can be computed now: advance a drain, then sleep until somebody wakes the engine."""
+        assert self._built is not None
+        engine = self._built.engine
+        with self._wakeup:
+            if self._draining and not self._inbox and engine.num_requests == 0:
+                self._quiet.set()
+            flush_now = self._flush and self._quiet.is_set() and not self._flushed.is_set()
+        if flush_now and not engine.cache.busy:
+            if self._flush_queued:
+                self._flushed.set()
+            else:
+                engine.cache.store_all()
+                self._flush_queued = True
+            return
+        with self._wakeup:
+            if not (self._inbox or self._pending or self._stopping):
+                self._wakeup.wait(_STALL_WAIT_S if engine.cache.busy else _IDLE_WAIT_S)
+
+    def _fail_inbox(self) -> None:
+        """Answers requests that arrived while the engine was going down."""
+        with self._wakeup:
+            self._stopping = True
+            left = [item for item in self._inbox if isinstance(item, Request)]
+            self._inbox = []
+        for request in left:
+            callback = self._callbacks.pop(request.request_id, None)
+            if callback is not None:
+                usage = Usage(len(request.prompt), 0)
+                callback(Output(request.request_id, (), Finish.ERROR, usage, self.failed or "the engine was stopped"))
