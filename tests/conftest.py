@@ -7,6 +7,7 @@ Without the programs or the cluster such tests are skipped and the summary says 
 is a failure, so that nothing can be green by not running.
 """
 
+import asyncio
 import json
 import os
 import subprocess
@@ -24,6 +25,8 @@ _PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "cluster: needs a whole Kubernetes cluster with the project's images")
+    # Or pytest-asyncio asks for "the" loop, which Python 3.11 then makes and nobody closes: a warning, so an error.
+    asyncio.set_event_loop(None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
