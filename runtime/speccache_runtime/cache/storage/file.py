@@ -1,0 +1,250 @@
+"""Objects as files under one directory: a local disk or a volume that several pods mount for writing at once.
+
+    <root>/v1/<namespace>/<t|d>/<first two digits of key>/<key>     whole objects, never changed after their rename
+    <root>/v1/tmp/w-<random>                                        objects being written
+
+A writer fills a file of its own in `tmp` and renames it: readers see nothing or everything, two writers of one key
+replace equal content by equal content, and a killed writer leaves a file that no reader looks at. Those lie in one
+folder of their own, not beside the objects, because whoever opens the volume clears the old ones and must not walk
+millions of pages for it.
+
+Nothing is synced to disk: this is a cache, and what a power cut tears fails its checksum later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import re
+import secrets
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from speccache_runtime.cache.storage.base import LAYOUT, BackendError, ObjectName, ReadStatus
+from speccache_runtime.cache.storage.codec import Bytes
+from speccache_runtime.errors import StorageError
+
+logger = logging.getLogger(__name__)
+
+LEFTOVER_AGE_S = 3600.0
+"""Seconds since its last change after which an unfinished file counts as a dead writer's. No live write takes so long."""
+
+# NOFOLLOW: a link planted on a shared volume must not make us read elsewhere. NONBLOCK: nor a pipe make us wait.
+_READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+_UNFINISHED = re.compile(r"w-[0-9a-f]{32}")
+_PROBE_BYTES = 8192
+
+_REMEDIES = {
+    errno.ENOENT: "does not exist: mount the volume there or create the directory",
+    errno.ENOTDIR: "is not a directory: name the directory where the volume is mounted",
+    errno.EROFS: "is read-only: mount the volume for writing",
+    errno.ENOSPC: "is full: free space on the volume or enlarge it",
+    errno.EDQUOT: "is full (quota): free space on the volume or raise the quota",
+}
+
+
+class FileBackend:
+    """A `Backend` on a directory. Holds no open files and no state, so every method is thread-safe."""
+
+    def __init__(self, root: Path, leftover_age_s: float = LEFTOVER_AGE_S) -> None:
+        """`root` must exist: making it here would hide a volume that is not mounted. Touches nothing yet."""
+        self._root = os.fspath(root)
+        self._tmp = f"{self._root}/{LAYOUT}/tmp"
+        self._leftover_age_s = leftover_age_s
+
+    def probe(self) -> None:
+        """See `Backend.probe`. Makes `<root>/v1/tmp` and removes files there that dead writers have left."""
+        try:
+            if not stat.S_ISDIR(os.stat(self._root).st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), self._root)
+            os.listdir(self._root)
+            self._make_directories((LAYOUT, "tmp"))
+            now = self._round_trip()
+            self._sweep(now - self._leftover_age_s)
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def exists(self, names: Sequence[ObjectName]) -> list[bool]:
+        """See `Backend.exists`: one lstat per name."""
+        return [self._is_file(self._path(name)) for name in names]
+
+    def read(self, name: ObjectName, header: bytearray, payload: memoryview) -> ReadStatus:
+        """See `Backend.read`. The payload goes from the file straight into the caller's memory."""
+        path = self._path(name)
+        try:
+            descriptor = os.open(path, _READ_FLAGS)
+        except FileNotFoundError:
+            return ReadStatus.MISSING
+        except OSError as error:
+            raise BackendError.from_os_error(error, f"open {path}") from error
+        try:
+            return _fill(descriptor, [memoryview(header), payload])
+        except OSError as error:
+            raise BackendError.from_os_error(error, f"read {path}") from error
+        finally:
+            os.close(descriptor)
+
+    def write(self, name: ObjectName, header: bytes, payload: Bytes) -> None:
+        """See `Backend.write`."""
+        path = self._path(name)
+        try:
+            unfinished = self._create([memoryview(header), memoryview(payload)])
+            try:
+                self._publish(unfinished, name)
+            except BaseException:
+                _remove(unfinished)
+                raise
+        except OSError as error:
+            raise BackendError.from_os_error(error, f"write {path}") from error
+
+    def delete(self, name: ObjectName) -> None:
+        """See `Backend.delete`."""
+        path = self._path(name)
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise BackendError.from_os_error(error, f"delete {path}") from error
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _path(self, name: ObjectName) -> str:
+        return f"{self._root}/{name.path}"
+
+    def _is_file(self, path: str) -> bool:
+        try:
+            return stat.S_ISREG(os.lstat(path).st_mode)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise BackendError.from_os_error(error, f"look for {path}") from error
+
+    def _make_directories(self, parts: tuple[str, ...]) -> None:
+        """Make the folders under the root that are missing, but never the root itself."""
+        path = self._root
+        for part in parts:
+            path = f"{path}/{part}"
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path)
+
+    def _create(self, buffers: list[memoryview], *, sync: bool = False) -> str:
+        """Write the buffers into a new file in `tmp`, close it and return its path; leaves no file when that fails."""
+        path = f"{self._tmp}/w-{secrets.token_hex(16)}"
+        try:
+            descriptor = os.open(path, _WRITE_FLAGS, 0o664)
+        except FileNotFoundError:
+            # Somebody has emptied the volume under us: a cache may be cleared at any time.
+            self._make_directories((LAYOUT, "tmp"))
+            descriptor = os.open(path, _WRITE_FLAGS, 0o664)
+        try:
+            try:
+                _drain(descriptor, buffers)
+                if sync:
+                    os.fsync(descriptor)
+            finally:
+                # Network file systems tell of a full disk only here, so this must come before the rename.
+                os.close(descriptor)
+        except BaseException:
+            _remove(path)
+            raise
+        return path
+
+    def _publish(self, unfinished: str, name: ObjectName) -> None:
+        path = self._path(name)
+        try:
+            os.rename(unfinished, path)
+        except FileNotFoundError:
+            self._make_directories(name.directory)
+            os.rename(unfinished, path)
+
+    def _round_trip(self) -> float:
+        """Write, rename, list, read back and delete a file in `tmp`; returns its time of change by the volume's clock."""
+        wrote = secrets.token_bytes(_PROBE_BYTES)
+        unfinished = self._create([memoryview(wrote)], sync=True)
+        renamed = f"{self._tmp}/w-{secrets.token_hex(16)}"
+        try:
+            os.rename(unfinished, renamed)
+            if os.path.basename(renamed) not in os.listdir(self._tmp):
+                raise StorageError(f"storage path {self._root} does not list a file just written: check the volume")
+            if Path(renamed).read_bytes() != wrote:
+                raise StorageError(f"storage path {self._root} returns other bytes than were written: check the volume")
+            changed = os.stat(renamed).st_mtime
+            os.unlink(renamed)
+        except BaseException:
+            _remove(unfinished)
+            _remove(renamed)
+            raise
+        return changed
+
+    def _sweep(self, before: float) -> None:
+        """Remove unfinished files last changed before that time. What cannot be removed is logged and left."""
+        removed = 0
+        with os.scandir(self._tmp) as entries:
+            for entry in entries:
+                try:
+                    if not _UNFINISHED.fullmatch(entry.name) or entry.stat(follow_symlinks=False).st_mtime >= before:
+                        continue
+                    os.unlink(entry.path)
+                    removed += 1
+                except FileNotFoundError:
+                    continue  # its writer has finished, or another pod sweeps too
+                except OSError as error:
+                    logger.warning("cannot remove what a dead writer left in storage: %s", error)
+        if removed:
+            logger.info("removed %d unfinished files of dead writers from %s", removed, self._tmp)
+
+    def _unusable(self, error: OSError) -> BackendError:
+        remedy = _REMEDIES.get(error.errno or 0)
+        if error.errno in (errno.EACCES, errno.EPERM):
+            remedy = (
+                f"may not be listed, read and written by uid {os.geteuid()} gid {os.getegid()}: grant access (fsGroup)"
+            )
+        path = self._root
+        if error.errno == errno.ENOTDIR and error.filename and os.path.isdir(path):
+            path = os.path.dirname(error.filename)
+            remedy = "is not a directory: remove the file there"
+        if remedy is None:
+            return BackendError.from_os_error(error, f"use storage path {path}")
+        return BackendError(errno.errorcode[error.errno or 0], f"storage path {path} {remedy}")
+
+
+def _fill(descriptor: int, buffers: list[memoryview]) -> ReadStatus:
+    """Read a whole file into the buffers."""
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_size != sum(map(len, buffers)):
+        return ReadStatus.WRONG_LENGTH
+    offset = 0
+    while buffers:
+        count = os.preadv(descriptor, buffers, offset)
+        if count == 0:
+            return ReadStatus.WRONG_LENGTH  # cut while we read
+        offset += count
+        buffers = _rest(buffers, count)
+    return ReadStatus.FOUND
+
+
+def _drain(descriptor: int, buffers: list[memoryview]) -> None:
+    """Write all of the buffers; a short write (a disk that fills up, or more than the kernel takes at once) goes on."""
+    while buffers:
+        buffers = _rest(buffers, os.writev(descriptor, buffers))
+
+
+def _rest(buffers: list[memoryview], done: int) -> list[memoryview]:
+    """The buffers without their first `done` bytes."""
+    for index, buffer in enumerate(buffers):
+        if done < len(buffer):
+            return [buffer[done:], *buffers[index + 1 :]]
+        done -= len(buffer)
+    return []
+
+
+def _remove(path: str) -> None:
+    """Remove a file of ours after a failure, which is what shall be reported, not this."""
+    with contextlib.suppress(OSError):
+        os.unlink(path)

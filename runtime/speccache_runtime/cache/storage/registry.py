@@ -1,0 +1,69 @@
+"""Which kinds of storage there are. Each kind's module, and whatever library it needs, is imported only when asked for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from speccache_runtime.cache.storage.base import Backend, BackendError
+from speccache_runtime.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+_FULL = frozenset({"ENOSPC", "EDQUOT"})
+
+
+@dataclass(frozen=True, slots=True)
+class BackendConfig:
+    """Where pages are stored. A new kind of storage adds its own fields, each None for the other kinds."""
+
+    kind: str
+    """One of `kinds()`."""
+    path: Path | None = None
+    """kind "file": the existing directory to keep objects in."""
+
+
+def _file(config: BackendConfig) -> Backend:
+    from speccache_runtime.cache.storage.file import FileBackend
+
+    if config.path is None:
+        raise ConfigError("storage kind 'file' needs a path: name the directory where the volume is mounted")
+    return FileBackend(config.path)
+
+
+def _null(config: BackendConfig) -> Backend:
+    from speccache_runtime.cache.storage.null import NullBackend
+
+    if config.path is not None:
+        raise ConfigError("storage kind 'null' keeps nothing and takes no path: remove it or choose kind 'file'")
+    return NullBackend()
+
+
+_FACTORIES: dict[str, Callable[[BackendConfig], Backend]] = {"file": _file, "null": _null}
+
+
+def kinds() -> tuple[str, ...]:
+    """The kinds of storage that can be configured, sorted."""
+    return tuple(sorted(_FACTORIES))
+
+
+def open_backend(config: BackendConfig) -> Backend:
+    """Make the backend and probe it; the caller closes it.
+
+    Raises ConfigError for a kind or field that does not exist or fit, StorageError when the place cannot be used.
+    A full place is used all the same, with a warning: its pages are still worth reading, and a volume shared by many pods
+    must not keep them all from starting because it filled up.
+    """
+    factory = _FACTORIES.get(config.kind)
+    if factory is None:
+        raise ConfigError(f"storage kind {config.kind!r} does not exist: choose one of {', '.join(kinds())}")
+    backend = factory(config)
+    try:
+        backend.probe()
+    except BackendError as error:
+        if error.code not in _FULL:
+            raise
+        logger.warning("%s. Until then stored pages are read and no new ones are written", error)
+    return backend
