@@ -30,7 +30,7 @@ from speccache_runtime.errors import StorageError
 logger = logging.getLogger(__name__)
 
 LEFTOVER_AGE_S = 3600.0
-"""Seconds since its last change after which an unfinished file counts as a dead writer's. No live write takes so long."""
+"""Seconds without a change after which an unfinished file counts as a dead writer's. No live write takes so long."""
 
 # NOFOLLOW: a link planted on a shared volume must not make us read elsewhere. NONBLOCK: nor a pipe make us wait.
 _READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -82,11 +82,12 @@ class FileBackend:
         except OSError as error:
             raise BackendError.from_os_error(error, f"open {path}") from error
         try:
-            return _fill(descriptor, [memoryview(header), payload])
+            try:
+                return _fill(descriptor, [memoryview(header), payload])
+            finally:
+                os.close(descriptor)
         except OSError as error:
             raise BackendError.from_os_error(error, f"read {path}") from error
-        finally:
-            os.close(descriptor)
 
     def write(self, name: ObjectName, header: bytes, payload: Bytes) -> None:
         """See `Backend.write`."""
@@ -164,7 +165,7 @@ class FileBackend:
             os.rename(unfinished, path)
 
     def _round_trip(self) -> float:
-        """Write, rename, list, read back and delete a file in `tmp`; returns its time of change by the volume's clock."""
+        """Write, rename, list, read back and delete a file in `tmp`; return its change time, which is the volume's now."""
         wrote = secrets.token_bytes(_PROBE_BYTES)
         unfinished = self._create([memoryview(wrote)], sync=True)
         renamed = f"{self._tmp}/w-{secrets.token_hex(16)}"

@@ -1,4 +1,4 @@
-"""Which kinds of storage there are. Each kind's module, and whatever library it needs, is imported only when asked for."""
+"""Which kinds of storage there are. A kind's module, and whatever library it needs, is imported only when asked for."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def open_backend(config: BackendConfig) -> Backend:
     """Make the backend and probe it; the caller closes it.
 
     Raises ConfigError for a kind or field that does not exist or fit, StorageError when the place cannot be used.
-    A full place is used all the same, with a warning: its pages are still worth reading, and a volume shared by many pods
-    must not keep them all from starting because it filled up.
+    A full place is used all the same, with a warning: its pages are still worth reading, and a volume shared by many
+    pods must not keep them all from starting because it filled up.
     """
     factory = _FACTORIES.get(config.kind)
     if factory is None:
