@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from speccache_api.geometry import BUILTIN_NAMES
-from speccache_api.quantity import BYTES_PATTERN, format_bytes, parse_bytes
+from speccache_api.quantity import BYTES_PATTERN, format_bytes, parse_amount, parse_bytes
 
 MAX_SIZE = 2**50
 """One Pi. Larger sizes are slips (and would not fit into the 64-bit numbers of a node's memory)."""
@@ -30,8 +29,9 @@ def _size(value: Any) -> int:
 
 
 def _amount(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, (str, int)) or not re.fullmatch(QUANTITY_PATTERN, str(value)):
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
         raise ValueError(f"give an amount such as 500m, 2 or 4Gi, found {value!r}")
+    parse_amount(str(value))
     return str(value)
 
 

@@ -7,6 +7,7 @@ in the largest unit that says it exactly.
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60}
 _DECIMAL = {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
@@ -17,7 +18,7 @@ BYTES_PATTERN = r"^[0-9]{1,18}(\.[0-9]{1,9})?(Ki|Mi|Gi|Ti|Pi|Ei|k|M|G|T|P|E)?$"
 pen.
 """
 
-_PARTS = re.compile(r"^([0-9]{1,18})(?:\.([0-9]{1,9}))?([A-Za-z]{0,2})$")
+_PARTS = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,9}))?([A-Za-z]{0,2})")
 
 _POWERS: tuple[int, ...] = tuple(10**digits for digits in range(10))
 
@@ -35,13 +36,23 @@ def parse_bytes(value: str | int) -> int:
         if value < 0:
             raise ValueError(f"a size cannot be negative, found {value}")
         return value
-    match = _PARTS.match(value)
+    match = _PARTS.fullmatch(value)
     unit = _UNITS.get(match.group(3)) if match else None
     if match is None or unit is None:
         hint = "; 'm' means thousandths, write M or Mi for millions" if value.endswith("m") else ""
         raise ValueError(f"give a size such as 512Mi or 40Gi, found {value!r}{hint}")
     whole, fraction = match.group(1), match.group(2) or ""
     return -(-int(whole + fraction) * unit // _POWERS[len(fraction)])
+
+
+def parse_amount(value: str) -> Fraction:
+    """An amount of any resource as an exact number: `500m` is one half, `2Ki` is 2048. Raises ValueError."""
+    match = _PARTS.fullmatch(value)
+    if match is None or (match.group(3) not in _UNITS and match.group(3) != "m"):
+        raise ValueError(f"give an amount such as 500m, 2 or 4Gi, found {value!r}")
+    whole, fraction, unit = match.groups(default="")
+    scale = Fraction(1, 1000) if unit == "m" else Fraction(_UNITS[unit])
+    return Fraction(int(whole + fraction), _POWERS[len(fraction)]) * scale
 
 
 def format_bytes(size: int) -> str:

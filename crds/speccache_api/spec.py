@@ -8,6 +8,7 @@ from pydantic import Field
 
 from speccache_api.fields import Amount, Size
 from speccache_api.names import GPU_RESOURCE
+from speccache_api.quantity import parse_amount
 from speccache_api.rules import Rule, SpecModel
 from speccache_api.spec_cache import KVCache
 from speccache_api.spec_model import DeclaredGeometry, DraftModel, Model, Speculative
@@ -18,7 +19,7 @@ SERVED_RESOURCES = ("cpu", "memory", "ephemeral-storage", GPU_RESOURCE)
 _SERVED_CEL = "[" + ", ".join(f"'{name}'" for name in SERVED_RESOURCES) + "]"
 _SERVED_TEXT = ", ".join(SERVED_RESOURCES)
 
-Amounts = Annotated[dict[str, Amount], Field(max_length=8)]
+Amounts = Annotated[dict[str, Amount], Field(max_length=len(SERVED_RESOURCES))]
 Seconds = Annotated[int, Field(ge=0, le=3600)]
 
 
@@ -87,6 +88,16 @@ class Resources(SpecModel):
             ),
             at=".requests",
         ),
+        Rule(
+            cel="!has(self.requests) || !has(self.limits) || self.requests.all(k, !(k in self.limits)"
+            " || quantity(string(self.requests[k])).compareTo(quantity(string(self.limits[k]))) <= 0)",
+            message="a request cannot be above its limit; lower it, or raise the limit",
+            check=lambda r: all(
+                parse_amount(amount) <= parse_amount((r.limits or {}).get(name, amount))
+                for name, amount in (r.requests or {}).items()
+            ),
+            at=".requests",
+        ),
     )
 
 
@@ -123,20 +134,14 @@ class Spec(SpecModel):
     """What is served, and with which memory."""
 
     model: Model
-    """The target model."""
     speculative: Speculative | None = None
-    """Speculative decoding. Without it, or with algorithm None, every token costs one pass of the target."""
     kv_cache: KVCache
-    """The KV cache and its tiers."""
-    memory: Memory = Field(default_factory=Memory)
-    """How the pod's memory limit is set."""
+    memory: Memory = Field(default_factory=Memory, json_schema_extra={"default": {}})
     replicas: Annotated[int, Field(ge=0, le=1000)] = 1
     """Pods that serve, each with its own device and host tier; they share the storage tier. Default 1; 0 stops serving.
     """
-    drain: Drain = Field(default_factory=Drain)
-    """How a pod ends."""
+    drain: Drain = Field(default_factory=Drain, json_schema_extra={"default": {}})
     resources: Resources | None = None
-    """Compute resources of a replica."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(

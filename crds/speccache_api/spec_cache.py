@@ -14,7 +14,9 @@ AccessMode = Literal["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"]
 
 
 class DeviceTier(SpecModel):
-    """The device tier: pages the models compute on. In GPU memory with a GPU, otherwise in the pod's memory."""
+    """The device tier: pages the models compute on. In GPU memory with a GPU, otherwise in the pod's memory.
+    Exactly one of memoryFraction, size, tokens.
+    """
 
     memory_fraction: Fraction | None = None
     """Share of the GPU's memory for weights, activations and pages together, as text: "0.85". Only with a GPU."""
@@ -36,7 +38,9 @@ class DeviceTier(SpecModel):
 
 
 class HostTier(SpecModel):
-    """The host tier: pages in the pod's memory, beside the device tier. They count into its memory limit."""
+    """The host tier: pages in the pod's memory, beside the device tier. They count into its memory limit.
+    Exactly one of size, tokens, ratio.
+    """
 
     size: Size | None = None
     """Bytes for pages, the TOTAL of the pod with the draft's half included: `40Gi`. Rounded down to whole page pairs.
@@ -98,7 +102,9 @@ class StorageClaim(SpecModel):
 
 
 class Storage(SpecModel):
-    """The storage tier: pages in files on a volume. They outlive the pod, and every replica reads them."""
+    """The storage tier: pages in files on a volume. They outlive the pod, and every replica reads them.
+    Without it, cached pages are lost with the pod.
+    """
 
     persistent_volume_claim: StorageClaim
     """The volume. Pages are kept in a folder whose name is a digest of model, dtype and page size, so models can share
@@ -136,8 +142,5 @@ class KVCache(SpecModel):
     move with less work. Another size starts a new cache in storage.
     """
     device: DeviceTier
-    """The device tier. Exactly one of memoryFraction, size, tokens."""
     host: HostTier
-    """The host tier. Exactly one of size, tokens, ratio."""
     storage: Storage | None = None
-    """The storage tier. Without it, cached pages are lost with the pod."""

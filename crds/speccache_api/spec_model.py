@@ -58,7 +58,7 @@ class DraftModel(SpecModel):
 
 class Speculative(SpecModel):
     """Speculative decoding: a draft proposes tokens and one pass of the target verifies them. The text is the same
-    without it.
+    without it. Default: algorithm None.
     """
 
     algorithm: Literal["None", "EAGLE3"]
