@@ -72,15 +72,17 @@ class HostArena:
         self._pinned = pinned and self.rows.nbytes > 0
         if self._pinned:
             _check(torch.cuda.cudart().cudaHostRegister(self.rows.data_ptr(), self.rows.nbytes, 0), self.rows.nbytes)
-        self._bytes = memoryview(self.rows.numpy())
+        self._bytes: memoryview = self.rows.view(-1).numpy().data
 
     def target_half(self, page: int) -> memoryview:
         """Writable view of the target half of host page `page`; valid as long as the arena."""
-        return self._bytes[page][: self.record.draft_offset]
+        start = page * self.record.page_bytes
+        return self._bytes[start : start + self.record.draft_offset]
 
     def draft_half(self, page: int) -> memoryview:
         """Writable view of the draft half of host page `page`; empty when no draft is registered."""
-        return self._bytes[page][self.record.draft_offset :]
+        start = page * self.record.page_bytes
+        return self._bytes[start + self.record.draft_offset : start + self.record.page_bytes]
 
     def close(self) -> None:
         """Unlocks the memory; the arena must not be used afterwards."""

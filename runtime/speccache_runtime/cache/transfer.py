@@ -27,11 +27,12 @@ class Move:
 
 
 class Job(Protocol):
-    """A transfer under way. `seconds` and `nbytes` are final once `done` is True."""
+    """A transfer under way. `seconds` is only valid once `done` is True."""
 
-    nbytes: int
-    seconds: float
-
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
     def done(self) -> bool: ...
 
     def wait_target_layer(self, layer: int) -> None:

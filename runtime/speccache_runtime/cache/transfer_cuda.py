@@ -22,7 +22,7 @@ _WORD = 8  # bytes per element that the kernel moves
 _TILE = 4096  # elements per program
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _move_pages(  # type: ignore[no-untyped-def]
     dst, src, dst_pages, src_pages, dst_stride, src_stride, words, TILE: tl.constexpr
 ):
@@ -55,13 +55,13 @@ class _EventJob:
         return float(self._began.elapsed_time(self._ended)) / 1e3
 
     def done(self) -> bool:
-        return self._ended.query()
+        return bool(self._ended.query())
 
     def wait_target_layer(self, layer: int) -> None:
-        torch.cuda.current_stream().wait_event(self._layers[layer])
+        torch.cuda.currenttorch.cuda.Stream().wait_event(self._layers[layer])
 
     def wait_draft(self) -> None:
-        torch.cuda.current_stream().wait_event(self._ended)
+        torch.cuda.currenttorch.cuda.Stream().wait_event(self._ended)
 
 
 class CudaTransfer:
@@ -91,7 +91,7 @@ class CudaTransfer:
         keep: list[Tensor] = []
         nbytes = 0
         # What the compute stream still writes (backup) or reads (load into a page it just gave up) comes first.
-        stream.wait_stream(torch.cuda.current_stream(self._device))
+        stream.waittorch.cuda.Stream(torch.cuda.currenttorch.cuda.Stream(self._device))
         with torch.cuda.stream(stream):
             began.record()
             device_pages, host_pages = self._numbers(moves, keep)

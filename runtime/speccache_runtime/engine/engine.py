@@ -111,14 +111,14 @@ class Engine:
                 self._apply(item)
             if self._proposer is not None:
                 self._draft(chosen, output)
-        self.cache.publish([(_lease(w.seq), w.seq.tokens, w.seq.computed) for w in work])
+        self.cache.publish([(w.seq.lease, w.seq.tokens, w.seq.computed) for w in work])
         for seq in [w.seq for w in work if w.seq.finish is not None]:
             self._end(seq)
         return True
 
     def _target_pass(self, work: Seq[Work]) -> TargetOutput:
         tokens = torch.cat([self._row_tokens(w) for w in work])
-        rows = [Rows(_lease(w.seq), w.start, w.rows) for w in work]
+        rows = [Rows(w.seq.lease, w.start, w.rows) for w in work]
         packed = pack(rows, self._device, draft=False, before_layer=self.cache.wait_target_layer)
         return self._target.forward(tokens, packed.positions, self._pool, packed.attention)
 
@@ -196,7 +196,7 @@ class Engine:
                 continue
             want = min(self._num_steps, seq.tokens_left - 1) if seq.decoding and seq.finish is None else 0
             next_tokens = seq.tokens[item.work.start + 1 : upto + 1]
-            work.append(DraftWork(_lease(seq), item.work.start, next_tokens, item.row, want))
+            work.append(DraftWork(seq.lease, item.work.start, next_tokens, item.row, want))
             items.append(seq)
         if not work:
             return
@@ -260,8 +260,3 @@ def _picked_rows(work: Work, first: int) -> range:
 
 def _without_proposals(work: DraftWork) -> DraftWork:
     return DraftWork(work.lease, work.start, work.next_tokens, work.feature_row, 0)
-
-
-def _lease(seq: Sequence) -> Lease:
-    assert isinstance(seq.lease, Lease)
-    return seq.lease

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import Any
 
 from speccache_runtime.core import Finish, Request, Tier, Usage
 
@@ -44,7 +45,7 @@ class Sequence:
     `lease` holds its device pages, `prefetch` its wait for storage; both belong to the cache.
     """
 
-    def __init__(self, request: Request, lease: object, prefetch: object, arrived: float) -> None:
+    def __init__(self, request: Request, lease: Any, prefetch: Any, arrived: float) -> None:
         self.request = request
         self.tokens = list(request.prompt)
         self.computed = 0
