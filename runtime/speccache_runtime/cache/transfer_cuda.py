@@ -58,10 +58,10 @@ class _EventJob:
         return bool(self._ended.query())
 
     def wait_target_layer(self, layer: int) -> None:
-        torch.cuda.currenttorch.cuda.Stream().wait_event(self._layers[layer])
+        torch.cuda.current_stream().wait_event(self._layers[layer])
 
     def wait_draft(self) -> None:
-        torch.cuda.currenttorch.cuda.Stream().wait_event(self._ended)
+        torch.cuda.current_stream().wait_event(self._ended)
 
 
 class CudaTransfer:
@@ -91,7 +91,7 @@ class CudaTransfer:
         keep: list[Tensor] = []
         nbytes = 0
         # What the compute stream still writes (backup) or reads (load into a page it just gave up) comes first.
-        stream.waittorch.cuda.Stream(torch.cuda.currenttorch.cuda.Stream(self._device))
+        stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
             began.record()
             device_pages, host_pages = self._numbers(moves, keep)
