@@ -37,6 +37,7 @@ class Built:
     engine: Engine
     max_context: int
     vocab_size: int
+    eos_token_ids: frozenset[int]
 
 
 def build_engine(
@@ -72,7 +73,7 @@ def build_engine(
         emit=emit,
     )
     max_context = min(target.facts.max_positions, pages * config.page_size)
-    return Built(engine, max_context, target.facts.vocab_size)
+    return Built(engine, max_context, target.facts.vocab_size, target.eos_token_ids)
 
 
 def _device(config: EngineConfig) -> torch.device:

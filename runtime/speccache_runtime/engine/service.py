@@ -31,10 +31,11 @@ _STALL_WAIT_S = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a request must stay within. `max_context` counts prompt and new tokens."""
+    """What a request must stay within. `max_context` counts prompt and new tokens; `eos_token_ids` end a text."""
 
     max_context: int
     vocab_size: int
+    eos_token_ids: frozenset[int]
 
 
 class EngineService:
@@ -74,7 +75,7 @@ class EngineService:
     def limits(self) -> Limits:
         """Valid after `start`."""
         assert self._built is not None
-        return Limits(self._built.max_context, self._built.vocab_size)
+        return Limits(self._built.max_context, self._built.vocab_size, self._built.eos_token_ids)
 
     def drain(self, request_timeout: float, flush_timeout: float) -> None:
         """Takes no more requests, finishes the running ones, and writes to storage what it lacks.

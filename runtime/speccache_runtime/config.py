@@ -1,0 +1,182 @@
+"""The engine's settings, resolved once: nothing after this module says "auto" or fills in a default.
+
+The operator (or `speccache-runtime serve -f`) writes a wire document; `from_wire` turns it into an EngineConfig, in
+which URIs have become directories and every choice is made. Constants that no resource sets yet live here too, with
+their reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from speccache_api.names import HTTP_PORT
+from speccache_api.wire import BadWireDocument, WireDocument, WireSource
+from speccache_runtime.errors import ConfigError
+
+BUILTIN_SCHEME = "builtin://"
+
+MAX_RUNNING = 32
+"""Requests in one step. Each costs at most numSteps + 1 rows to verify, so 32 keep a step within a few hundred rows."""
+
+MAX_WAITING = 256
+"""Requests in the queue; later ones get 503. With 32 running, the last one already waits for eight rounds of them."""
+
+PREFILL_BUDGET_CPU = 512
+"""Prompt tokens of one step. On two cores a step of 512 takes a small model about 0.1 s, which is how long decoding
+requests wait for it; a smaller step wastes time on its fixed costs."""
+
+PREFILL_BUDGET_GPU = 4096
+"""Prompt tokens of one step. About where a current GPU is busy with an 8B model; more only lengthens the pauses of
+decoding."""
+
+
+@dataclass(frozen=True, slots=True)
+class StorageConfig:
+    """The storage tier: a directory, and what to do with a target half whose draft half is missing."""
+
+    path: Path
+    missing_draft: Literal["Recompute", "Degrade"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything the engine and its server need to know. Immutable; make a changed copy with `dataclasses.replace`."""
+
+    name: str
+    """Name of the resource."""
+    namespace: str
+    """Namespace of the resource."""
+    served_name: str
+    """What clients write as `model`."""
+    device: Literal["cpu", "cuda"]
+    kv_dtype: Literal["float32", "bfloat16"]
+    """Of KV and of the computation: float32 on the CPU, bfloat16 on a GPU."""
+    target_uri: str
+    """As the user wrote it; for messages."""
+    target_path: Path
+    """Directory of the target."""
+    algorithm: Literal["None", "EAGLE3"]
+    draft_uri: str | None
+    draft_path: Path | None
+    """Directory of the draft; None exactly when `algorithm` is None."""
+    num_steps: int
+    """Draft passes per round; 0 when `algorithm` is None."""
+    page_size: int
+    """Tokens of a page."""
+    device_pages: int | None
+    """Pages of the device tier, or None: then `device_memory_fraction` says how much of the GPU to take."""
+    device_memory_fraction: float | None
+    """Share of the GPU's memory for weights, activations and pages together."""
+    host_pages: int
+    """Pages of the host tier; the target's half and the draft's half of each."""
+    storage: StorageConfig | None
+    target_bytes_per_page: int
+    """What the memory limit was computed from. A model that needs more stops the start."""
+    draft_bytes_per_page: int
+    """Same, for the draft; 0 without one."""
+    request_timeout: float
+    """Seconds that running requests get when the server drains."""
+    flush_timeout: float
+    """Seconds to write host pages to storage after the last request."""
+    port: int = HTTP_PORT
+    host: str = "0.0.0.0"
+    """Address to listen on. In a pod all of them; `serve -f` on a user's machine takes the loopback address."""
+    max_running: int = MAX_RUNNING
+    max_waiting: int = MAX_WAITING
+    prefill_budget: int = PREFILL_BUDGET_CPU
+    """Prompt tokens computed in one step."""
+
+
+def read_wire(path: Path) -> WireDocument:
+    """The wire document in a file. Raises ConfigError that names the file and the remedy."""
+    try:
+        return WireDocument.from_json(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"cannot read the wire document {path}: {error.strerror or error}") from error
+    except BadWireDocument as error:
+        raise ConfigError(f"{path}: {error}; operator and runtime image must be of one release") from error
+
+
+def from_wire(wire: WireDocument) -> EngineConfig:
+    """The settings for `wire`. Raises ConfigError with the field and the remedy when its parts do not fit together.
+
+    Pure but for the packaged models, whose directory is looked up. Whether other directories exist is the loader's
+    business.
+    """
+    _check_parts(wire)
+    speculative, cache, storage = wire.speculative, wire.kv_cache, wire.kv_cache.storage
+    draft = speculative.draft
+    return EngineConfig(
+        name=wire.name,
+        namespace=wire.namespace,
+        served_name=wire.served_name,
+        device=wire.device,
+        kv_dtype=cache.dtype,
+        target_uri=wire.target.uri,
+        target_path=_directory(wire.target, "target"),
+        algorithm=speculative.algorithm,
+        draft_uri=None if draft is None else draft.uri,
+        draft_path=None if draft is None else _directory(draft, "draft"),
+        num_steps=speculative.num_steps,
+        page_size=cache.page_size,
+        device_pages=cache.device_pages,
+        device_memory_fraction=_fraction(cache.device_memory_fraction),
+        host_pages=cache.host_pages,
+        storage=None if storage is None else StorageConfig(Path(storage.path), storage.missing_draft),
+        target_bytes_per_page=wire.geometry.target_bytes_per_page,
+        draft_bytes_per_page=wire.geometry.draft_bytes_per_page,
+        request_timeout=float(wire.drain.request_timeout_seconds),
+        flush_timeout=float(wire.drain.flush_timeout_seconds),
+        port=wire.port,
+        prefill_budget=PREFILL_BUDGET_GPU if wire.device == "cuda" else PREFILL_BUDGET_CPU,
+    )
+
+
+def builtin_directory(name: str, half: Literal["target", "draft"]) -> Path:
+    """Where the packaged model lies. Raises ConfigError when this release does not have it."""
+    directory = Path(__file__).parent / "builtin" / name / half
+    if not directory.is_dir():
+        raise ConfigError(f"{BUILTIN_SCHEME}{name} is not part of this release: {directory} does not exist")
+    return directory
+
+
+def _directory(source: WireSource, half: Literal["target", "draft"]) -> Path:
+    if source.path is not None:
+        return Path(source.path)
+    if not source.uri.startswith(BUILTIN_SCHEME):
+        raise ConfigError(f"{half}.path: {source.uri} needs the directory it is mounted at")
+    return builtin_directory(source.uri.removeprefix(BUILTIN_SCHEME), half)
+
+
+def _fraction(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        fraction = float(text)
+    except ValueError:
+        fraction = 0.0
+    if not 0 < fraction < 1:
+        raise ConfigError(f'kvCache.deviceMemoryFraction: {text!r} must be a share between 0 and 1, such as "0.85"')
+    return fraction
+
+
+def _check_parts(wire: WireDocument) -> None:
+    """What the document's types cannot say. The operator never writes such a document; a person might."""
+    speculative, cache = wire.speculative, wire.kv_cache
+    drafting = speculative.algorithm != "None"
+    if drafting != (speculative.draft is not None):
+        raise ConfigError("speculative.draft: needed exactly when speculative.algorithm is not None")
+    if drafting and speculative.num_steps < 1:
+        raise ConfigError("speculative.numSteps: must be at least 1 when there is a draft")
+    if speculative.num_draft_tokens != speculative.num_steps + 1:
+        raise ConfigError("speculative.numDraftTokens: must be numSteps + 1")
+    if drafting != (wire.geometry.draft_bytes_per_page > 0):
+        raise ConfigError("geometry.draftBytesPerPage: must be above 0 exactly when there is a draft")
+    if (cache.device_pages is None) == (cache.device_memory_fraction is None):
+        raise ConfigError("kvCache: exactly one of devicePages and deviceMemoryFraction must be set")
+    if cache.device_memory_fraction is not None and wire.device == "cpu":
+        raise ConfigError("kvCache.deviceMemoryFraction: only with device cuda; set devicePages")
+    if cache.dtype != ("bfloat16" if wire.device == "cuda" else "float32"):
+        raise ConfigError(f"kvCache.dtype: {cache.dtype} is not served on {wire.device}")

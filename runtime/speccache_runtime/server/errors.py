@@ -1,0 +1,89 @@
+"""The one border where errors become answers in OpenAI's shape.
+
+    {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
+
+Clients branch on the status and on `code`, people read `message`, and `param` names the field to change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import ValidationError
+from starlette.responses import JSONResponse
+
+from speccache_runtime.errors import BadRequest, Draining, Unavailable
+
+RETRY_AFTER_LOADING = 2
+"""Seconds a client should wait while the model loads; loading a small model takes about this long."""
+
+
+class ApiError(Exception):
+    """An answer that is not a result. `param` is the request field at fault, as the client wrote it."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after = retry_after
+
+    def body(self) -> dict[str, dict[str, str | None]]:
+        """The error object; also what a stream sends when it breaks after its headers have left."""
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        headers: Mapping[str, str] | None = None
+        if self.retry_after is not None:
+            headers = {"Retry-After": str(self.retry_after)}
+        return JSONResponse(self.body(), status_code=self.status, headers=headers)
+
+
+def bad_field(param: str | None, message: str, code: str | None = None) -> ApiError:
+    """A 400 that names the field."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def from_validation(error: ValidationError) -> ApiError:
+    """The first problem pydantic found, with the field's path as a client would write it: `messages[1].role`."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    path = field_path(first["loc"])
+    if first["type"] == "extra_forbidden":
+        return bad_field(path, f"{path}: this field is not known; remove it", "unknown_parameter")
+    if first["type"] == "missing":
+        return bad_field(path, f"{path}: this field is required", "missing_required_parameter")
+    message = first["msg"]
+    return bad_field(path or None, f"{path}: {message}" if path else message, "invalid_value")
+
+
+def field_path(location: tuple[int | str, ...]) -> str:
+    """`("messages", 1, "role")` → `messages[1].role`."""
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        else:
+            path += f".{part}" if path else part
+    return path
+
+
+def from_bad_request(error: BadRequest, prompt_field: str) -> ApiError:
+    """The engine knows a prompt only as `prompt`; a chat client wrote `messages`."""
+    param = prompt_field if error.field == "prompt" else error.field
+    return bad_field(param, str(error), "invalid_value")
+
+
+def from_unavailable(error: Unavailable) -> ApiError:
+    """503 with Retry-After: the same request may succeed later, or now on another replica."""
+    code = "draining" if isinstance(error, Draining) else "overloaded"
+    return ApiError(503, str(error), code=code, retry_after=error.retry_after)

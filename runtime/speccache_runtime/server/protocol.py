@@ -1,0 +1,102 @@
+"""What the HTTP server needs from the engine and the tokenizer, and nothing more.
+
+The server is written against these protocols so that its wire behaviour can be tested with a scripted engine, without
+torch or a model; `engine.service.EngineService` and `model.tokenizer.Tokenizer` are the real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from speccache_runtime.core import Output, Request
+
+
+class EngineLimits(Protocol):
+    """What a request must stay inside. Known once the model is loaded."""
+
+    @property
+    def max_context(self) -> int:
+        """Most tokens of one request: prompt and new tokens together."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are in [0, vocab_size)."""
+        ...
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Tokens with which the model ends a text."""
+        ...
+
+
+class Engine(Protocol):
+    """The engine as the server sees it. Every method may be called from any thread."""
+
+    @property
+    def ready(self) -> bool:
+        """True from the end of `start` until `drain` or `stop` is called or the engine fails."""
+        ...
+
+    @property
+    def failed(self) -> str | None:
+        """One line that says what ended the engine for good, or None. All running requests got an error output."""
+        ...
+
+    @property
+    def limits(self) -> EngineLimits:
+        """Only valid after `start` has returned."""
+        ...
+
+    def start(self) -> None:
+        """Load the model and start the engine thread. Blocks until requests can be taken; raises SpecCacheError."""
+        ...
+
+    def submit(self, request: Request, on_output: Callable[[Output], None]) -> None:
+        """Queue a request. `on_output` is called from the engine thread and gets exactly one output with `finish`.
+
+        Raises BadRequest, Overloaded or Draining; then `on_output` is never called.
+        """
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """End a request early; it still gets its last output. An unknown or finished request is ignored."""
+        ...
+
+    def drain(self, request_timeout: float, flush_timeout: float) -> None:
+        """Take no more requests, finish the running ones within `request_timeout` seconds (abort the rest), write to
+        storage what it lacks within `flush_timeout` seconds, then return."""
+        ...
+
+    def stop(self) -> None:
+        """End the engine thread and free the model. Safe to call twice and after a failed start."""
+        ...
+
+
+class Detokenizer(Protocol):
+    """Turns one request's tokens into text bit by bit; holds back bytes of an unfinished character."""
+
+    def push(self, ids: Sequence[int]) -> str:
+        """Text that is certain after these tokens; may be empty."""
+        ...
+
+    def flush(self) -> str:
+        """Whatever is still held back, with replacement characters for broken bytes."""
+        ...
+
+
+class Tokenizer(Protocol):
+    """Text to tokens and back."""
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`, with the model's own start token if it has one."""
+        ...
+
+    def detokenizer(self) -> Detokenizer:
+        """A fresh detokenizer for one request."""
+        ...
+
+    def render_chat(self, messages: Sequence[dict[str, str]]) -> str:
+        """The prompt text of a conversation; each message has `role` and `content`."""
+        ...

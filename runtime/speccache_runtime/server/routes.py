@@ -1,0 +1,163 @@
+"""/v1/completions and /v1/chat/completions: check the body, make tokens, hand over to the engine, answer.
+
+Bodies are read and parsed here instead of by FastAPI, so that every error has OpenAI's shape and a body can be refused
+by its size before it is in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from fastapi import APIRouter, Request
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from speccache_runtime.core import Usage
+from speccache_runtime.errors import BadRequest, Unavailable
+from speccache_runtime.server.admission import make_request
+from speccache_runtime.server.answers import SSE_DONE, Answer, ChatCompletion, Completion, sse
+from speccache_runtime.server.errors import ApiError, from_bad_request, from_unavailable
+from speccache_runtime.server.generation import Generation
+from speccache_runtime.server.openai import ChatBody, CompletionBody, GenerationBody, parse_chat, parse_completion
+from speccache_runtime.server.state import ServerState
+
+MAX_BODY_BYTES = 16 * 2**20
+"""Larger bodies are refused; a prompt of a million tokens fits."""
+
+CLIENT_GONE = 499
+"""Written to nobody; only seen in logs."""
+
+
+def completion_routes(state: ServerState) -> APIRouter:
+    """The two endpoints that generate text."""
+    router = APIRouter(prefix="/v1")
+
+    @router.post("/completions")
+    async def completions(request: Request) -> Response:
+        body = parse_completion(await read_body(request))
+        state.check_model(body.model)
+        return await _respond(state, request, body, Completion(body.model))
+
+    @router.post("/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        body = parse_chat(await read_body(request))
+        state.check_model(body.model)
+        return await _respond(state, request, body, ChatCompletion(body.model))
+
+    return router
+
+
+async def read_body(request: Request) -> bytes:
+    """The whole body; raises ApiError (413) as soon as it is known to be too large."""
+    too_large = ApiError(413, f"the body is larger than {MAX_BODY_BYTES} bytes", code="body_too_large")
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > MAX_BODY_BYTES:
+        raise too_large
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > MAX_BODY_BYTES:
+            raise too_large
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def _respond(state: ServerState, request: Request, body: GenerationBody, answer: Answer) -> Response:
+    state.check_ready()
+    prompt = await asyncio.to_thread(_tokenise, state, body)
+    engine_request = make_request(answer.id, body, prompt, state.engine.limits)
+    generation = Generation(state.engine, state.tokenizer, engine_request, body.stop)
+    try:
+        generation.submit()
+    except BadRequest as error:
+        raise from_bad_request(error, "messages" if isinstance(body, ChatBody) else "prompt") from error
+    except Unavailable as error:
+        raise from_unavailable(error) from error
+    if body.stream:
+        return EventStream(generation, answer, body.include_usage)
+    return await _whole(request, generation, answer)
+
+
+def _tokenise(state: ServerState, body: GenerationBody) -> list[int]:
+    """Runs in a worker thread: a long prompt takes long enough to stall every other stream."""
+    if isinstance(body, ChatBody):
+        return state.tokenizer.encode(state.tokenizer.render_chat(body.conversation()))
+    assert isinstance(body, CompletionBody)
+    return state.tokenizer.encode(body.prompt) if isinstance(body.prompt, str) else list(body.prompt)
+
+
+async def _whole(request: Request, generation: Generation, answer: Answer) -> Response:
+    """Wait for the last token, but not for a client that has gone."""
+    reading = asyncio.create_task(_read(generation))
+    leaving = asyncio.create_task(_disconnected(request))
+    try:
+        await asyncio.wait({reading, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not reading.done():
+            return Response(status_code=CLIENT_GONE)
+        text, finish, usage = reading.result()
+    finally:
+        generation.close()
+        reading.cancel()
+        leaving.cancel()
+        await asyncio.gather(reading, leaving, return_exceptions=True)
+    return JSONResponse(answer.whole(text, finish, usage))
+
+
+async def _read(generation: Generation) -> tuple[str, str, Usage]:
+    texts: list[str] = []
+    async for piece in generation.pieces():
+        texts.append(piece.text)
+        if piece.finish is not None and piece.usage is not None:
+            return "".join(texts), piece.finish, piece.usage
+    raise ApiError(500, "the engine ended the request without a reason", code="engine_error")
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(StreamingResponse):
+    """A server-sent event stream that ends its generation however the stream ends.
+
+    The generation is closed here and not by the event generator: when a client leaves while a chunk is being sent, that
+    generator is suspended and would only be cleaned up some time later.
+    """
+
+    def __init__(self, generation: Generation, answer: Answer, include_usage: bool) -> None:
+        super().__init__(
+            _events(generation, answer, include_usage),
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+        )
+        self._generation = generation
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except ClientDisconnect:
+            return
+        finally:
+            self._generation.close()
+
+
+async def _events(generation: Generation, answer: Answer, include_usage: bool) -> AsyncIterator[bytes]:
+    """An error after the headers have left becomes an event, and the stream ends without [DONE]."""
+    opening = answer.opening()
+    if opening is not None:
+        yield sse(opening)
+    try:
+        async for piece in generation.pieces():
+            if piece.text:
+                yield sse(answer.chunk(piece.text, None))
+            if piece.finish is not None:
+                yield sse(answer.chunk("", piece.finish))
+                if include_usage and piece.usage is not None:
+                    yield sse(answer.usage_chunk(piece.usage))
+    except ApiError as error:
+        yield sse(error.body())
+        return
+    yield SSE_DONE

@@ -1,0 +1,51 @@
+"""What all routes of one server share, and the answer to "may this request come in now?"."""
+
+from __future__ import annotations
+
+from speccache_runtime.server.errors import RETRY_AFTER_LOADING, ApiError
+from speccache_runtime.server.protocol import Engine, Tokenizer
+
+RETRY_AFTER_DRAINING = 1
+"""Seconds; another replica, or this one's successor, takes the request."""
+
+
+class ServerState:
+    """One served model. `draining` is set by the process when it is told to end, before the engine knows."""
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, served_name: str, created: int) -> None:
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.served_name = served_name
+        self.created = created
+        self.draining = False
+
+    def why_not_ready(self) -> str | None:
+        """One line for /ready, or None when requests can be taken."""
+        if self.engine.failed is not None:
+            return f"the engine failed: {self.engine.failed}"
+        if self.draining:
+            return "draining: the server finishes its last requests"
+        if not self.engine.ready:
+            return "loading: the model is not loaded yet"
+        return None
+
+    def check_ready(self) -> None:
+        """Raises ApiError (500 after an engine failure, 503 with Retry-After while loading or draining)."""
+        reason = self.why_not_ready()
+        if reason is None:
+            return
+        if self.engine.failed is not None:
+            raise ApiError(500, reason, code="engine_error")
+        if self.draining:
+            raise ApiError(503, reason, code="draining", retry_after=RETRY_AFTER_DRAINING)
+        raise ApiError(503, reason, code="loading", retry_after=RETRY_AFTER_LOADING)
+
+    def check_model(self, name: str) -> None:
+        """Raises ApiError (404) as OpenAI does for a model it does not have."""
+        if name != self.served_name:
+            raise ApiError(
+                404,
+                f"model: {name!r} is not served here; this server has {self.served_name!r}",
+                param="model",
+                code="model_not_found",
+            )
