@@ -19,20 +19,25 @@ from speccache_runtime.cache.pool import HostArena, KVPool
 from speccache_runtime.cache.transfer import Job, Move, _columns
 
 _WORD = 8  # bytes per element that the kernel moves
-_TILE = 4096  # elements per program
+_TILE = 2048  # elements that one program has in flight: 16 KiB
+_PROGRAMS = 32  # programs per launch; the link is full with these, and the other SMs stay with the model
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _move_pages(  # type: ignore[no-untyped-def]
-    dst, src, dst_pages, src_pages, dst_stride, src_stride, words, TILE: tl.constexpr
+    dst, src, dst_pages, src_pages, dst_stride, src_stride, words, tiles, items, TILE: tl.constexpr
 ):
-    """dst[dst_pages[i], :words] = src[src_pages[i], :words] in 8-byte words; strides in words."""
-    i = tl.program_id(0)
-    column = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    from_row = tl.load(src_pages + i) * src_stride
-    to_row = tl.load(dst_pages + i) * dst_stride
-    inside = column < words
-    tl.store(dst + to_row + column, tl.load(src + from_row + column, mask=inside), mask=inside)
+    """dst[dst_pages[i], :words] = src[src_pages[i], :words] in 8-byte words; strides in words.
+
+    An item is one tile of one page; there are `items` = pages * `tiles` of them, dealt out to the programs in turn.
+    """
+    for item in range(tl.program_id(0), items, tl.num_programs(0)):
+        page = item // tiles
+        column = (item % tiles) * TILE + tl.arange(0, TILE)
+        from_row = tl.load(src_pages + page) * src_stride
+        to_row = tl.load(dst_pages + page) * dst_stride
+        inside = column < words
+        tl.store(dst + to_row + column, tl.load(src + from_row + column, mask=inside), mask=inside)
 
 
 class _EventJob:
@@ -119,5 +124,8 @@ class CudaTransfer:
         host = self._rows[:, start:]
         dst, src = (host, view) if to_host else (view, host)
         dst_pages, src_pages = (host_pages, device_pages) if to_host else (device_pages, host_pages)
-        grid = (len(device_pages), triton.cdiv(words, _TILE))
-        _move_pages[grid](dst, src, dst_pages, src_pages, dst.stride(0), src.stride(0), words, TILE=_TILE)
+        tiles = triton.cdiv(words, _TILE)
+        items = tiles * len(device_pages)
+        _move_pages[(min(items, _PROGRAMS),)](
+            dst, src, dst_pages, src_pages, dst.stride(0), src.stride(0), words, tiles, items, TILE=_TILE
+        )

@@ -24,6 +24,7 @@ from speccache_runtime.engine.engine import Engine
 from speccache_runtime.errors import ConfigError, ModelError
 from speccache_runtime.metrics import Metrics
 from speccache_runtime.model.draft import Eagle3Head, eagle3_aux_layers, load_eagle3
+from speccache_runtime.model.inspect import target_facts
 from speccache_runtime.model.target import Target, load_target
 from speccache_runtime.speculative.proposer import Eagle3Proposer
 
@@ -88,7 +89,7 @@ def _device(config: EngineConfig) -> torch.device:
 def _load_models(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> tuple[Target, Eagle3Head | None]:
     if config.draft_path is None:
         return load_target(config.target_path, device=device, dtype=dtype, aux_layers=()), None
-    aux = eagle3_aux_layers(config.draft_path, config.target_path)
+    aux = eagle3_aux_layers(config.draft_path, target_facts(config.target_path).geometry.layers)
     target = load_target(config.target_path, device=device, dtype=dtype, aux_layers=aux)
     return target, load_eagle3(config.draft_path, target, device=device, dtype=dtype)
 
