@@ -1,4 +1,4 @@
-"""The training code of the built-in pair at a size that takes seconds: exact gradients and drafting, losses that fall."""
+"""The training code of the built-in pair at a small size: exact gradients, exact drafting, losses that fall."""
 
 from __future__ import annotations
 
