@@ -8,7 +8,7 @@ objects stored under an older CRD) and `speccache-runtime serve -f` (which has n
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -76,10 +76,14 @@ class SpecCacheDeployment(BaseModel):
         """
         if not isinstance(obj, dict):
             raise InvalidResource([("(document)", f"give one object of kind {names.KIND}, found {_shown(obj)}")])
+        nulls = [(path, _NULL) for path in _nulls(obj.get("spec"), "spec")]
         try:
-            resource = cls.model_validate(_without_nulls(obj))
+            resource = cls.model_validate(obj)
         except ValidationError as error:
-            raise InvalidResource(_problems(error)) from error
+            known = dict(nulls)
+            raise InvalidResource([*nulls, *(item for item in _problems(error) if item[0] not in known)]) from error
+        if nulls:
+            raise InvalidResource(nulls)
         problems = [
             ("metadata.name", rule.message.removeprefix("metadata.name "))
             for rule in cls.RULES
@@ -106,13 +110,20 @@ class SpecCacheDeployment(BaseModel):
         return self.spec.model.served_name or self.name
 
 
-def _without_nulls(value: Any) -> Any:
-    """A field set to null is an absent field, as for the API server."""
+_NULL = "has no value (null); give one, or remove the field"
+
+
+def _nulls(value: Any, path: str) -> Iterator[str]:
+    """Paths of the nulls below `path`. The API server refuses them too, where it has no default to put there."""
+    items: Iterable[tuple[str, Any]] = ()
     if isinstance(value, dict):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list):
-        return [_without_nulls(item) for item in value]
-    return value
+        items = ((f"{path}.{key}", item) for key, item in value.items())
+    elif isinstance(value, list):
+        items = ((f"{path}[{number}]", item) for number, item in enumerate(value))
+    for where, item in items:
+        if item is None:
+            yield where
+        yield from _nulls(item, where)
 
 
 _HINTS = {
@@ -129,7 +140,7 @@ _HINTS = {
     "int_type": "must be a whole number",
     "model_type": "must be an object",
     "dict_type": "must be an object",
-    "tuple_type": "must be a list",
+    "list_type": "must be a list",
     "value_error": "{error}",
 }
 
@@ -141,8 +152,12 @@ def _problems(error: ValidationError) -> list[tuple[str, str]]:
         text = item["msg"] if hint is None else hint.format_map(item.get("ctx", {}))
         if item["type"] not in ("missing", "extra_forbidden", "value_error"):
             text += f"; found {_shown(item['input'])}"
-        problems.append((".".join(map(str, item["loc"])), text))
+        problems.append((_path(item["loc"]), text))
     return problems
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).removeprefix(".")
 
 
 def _shown(value: Any) -> str:

@@ -70,7 +70,7 @@ class StorageClaim(SpecModel):
     """Size of the PersistentVolumeClaim that the operator creates: `100Gi`."""
     storage_class_name: ObjectName | None = None
     """StorageClass of the created claim. Default: the cluster's default class."""
-    access_modes: Annotated[tuple[AccessMode, ...], Field(min_length=1, max_length=3, strict=False)] | None = None
+    access_modes: Annotated[list[AccessMode], Field(min_length=1, max_length=3)] | None = None
     """Access modes of the created claim. Default: [ReadWriteOnce]. More than one replica needs ReadWriteMany."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
@@ -90,7 +90,7 @@ class StorageClaim(SpecModel):
     @property
     def modes(self) -> tuple[AccessMode, ...]:
         """Access modes of the created claim, with the default filled in."""
-        return self.access_modes or ("ReadWriteOnce",)
+        return tuple(self.access_modes or ["ReadWriteOnce"])
 
     TRANSITIONS: ClassVar[tuple[Transition, ...]] = (
         Transition(
