@@ -1,0 +1,124 @@
+"""The EAGLE-3 draft head: one transformer layer that continues the target's own features.
+
+Slot i of the head holds (token i+1, feature i) and predicts token i+2, so what it caches at i depends on one token more
+than the target's KV does: `LOOKAHEAD`. The head is plain tensors with its projections fused: a draft step is so small
+that the number of operations, not their size, decides its time.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from speccache_api.geometry import ModelFacts
+from speccache_runtime.errors import ModelError
+from speccache_runtime.model.attention import AttentionBackend, AttentionBatch, KVPool, TorchAttention
+from speccache_runtime.model.draft_config import Eagle3Config, read_eagle3_config
+from speccache_runtime.model.draft_weights import HeadWeights, load_head_weights
+from speccache_runtime.model.inspection import check_pair, draft_facts
+from speccache_runtime.model.rope import Rope, rotate
+from speccache_runtime.model.target import Target
+
+LOOKAHEAD = 1
+"""Tokens after a slot that its draft KV depends on."""
+
+
+class Eagle3Head:
+    """A loaded head. Shares the target's embedding when its checkpoint has none. Not thread-safe."""
+
+    lookahead = LOOKAHEAD
+
+    def __init__(self, config: Eagle3Config, weights: HeadWeights, rope: Rope, facts: ModelFacts) -> None:
+        self.config = config
+        self.facts = facts
+        self.backend: AttentionBackend = TorchAttention()
+        self._w = weights
+        self._rope = rope
+        self._scale = config.head_dim**-0.5
+
+    def aux_layers(self, target_layers: int) -> tuple[int, ...]:
+        """Layers (from 0) of the target whose outputs are the features. Raises ModelError if it has too few."""
+        return self.config.resolve_aux_layers(target_layers)
+
+    @torch.inference_mode()
+    def fuse(self, features: Tensor) -> Tensor:
+        """Target features `[T, aux * H]` to the head's input `[T, H]`."""
+        w = self._w
+        if w.input_norm is not None:
+            features = F.rms_norm(features, w.input_norm.shape, w.input_norm, self.config.eps)
+        if w.fc_norms:
+            parts = features.chunk(len(w.fc_norms), dim=-1)
+            features = torch.cat([self._norm(part, norm) for part, norm in zip(parts, w.fc_norms, strict=True)], dim=-1)
+        return F.linear(features, w.fc, w.fc_bias)
+
+    @torch.inference_mode()
+    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, pool: KVPool, batch: AttentionBatch) -> Tensor:
+        """One packed pass: `tokens` and `positions` int64 `[T]`, `hidden` `[T, H]`; writes the rows' K/V into `pool`.
+
+        `hidden` is a fused feature, or in later draft steps the head's own output. Returns `[T, H]`.
+        """
+        w = self._w
+        embedded = self._norm(F.embedding(tokens, w.embed), w.input_layernorm)
+        normed = self._norm(hidden, w.hidden_norm)
+        attended = self._attend(torch.cat((embedded, normed), dim=-1), positions, pool, batch)
+        x = (normed if self.config.norm_before_residual else hidden) + attended
+        gate_up = F.linear(self._norm(x, w.post_attention_layernorm), w.gate_up, w.gate_up_bias)
+        gate, up = gate_up.chunk(2, dim=-1)
+        x = x + F.linear(F.silu(gate) * up, w.down, w.down_bias)
+        return self._norm(x, w.norm) if self.config.norm_output else x
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits `[R, draft_vocab]` in float32 of rows that `forward` returned."""
+        normed = hidden if self.config.norm_output else self._norm(hidden, self._w.norm)
+        return F.linear(normed, self._w.lm_head).float()
+
+    @torch.inference_mode()
+    def to_target_ids(self, draft_ids: Tensor) -> Tensor:
+        """Token ids of the target for ids of the draft vocabulary, any shape."""
+        table = self._w.target_ids
+        return draft_ids if table is None else table[draft_ids]
+
+    def _attend(self, x: Tensor, positions: Tensor, pool: KVPool, batch: AttentionBatch) -> Tensor:
+        c, w = self.config, self._w
+        rows = x.shape[0]
+        qkv = F.linear(x, w.qkv, w.qkv_bias).view(rows, c.heads + 2 * c.kv_heads, c.head_dim)
+        q, k, v = qkv.split((c.heads, c.kv_heads, c.kv_heads), dim=1)
+        cos, sin = self._rope(positions, x.dtype)
+        if w.q_norm is not None and w.k_norm is not None:
+            q, k = rotate(self._norm(q, w.q_norm), cos, sin), rotate(self._norm(k, w.k_norm), cos, sin)
+        else:
+            q, k = rotate(qkv[:, : c.heads + c.kv_heads], cos, sin).split((c.heads, c.kv_heads), dim=1)
+        batch.before_layer(0)
+        out = self.backend(pool.k[0], pool.v[0], q, k, v, batch, self._scale)
+        return F.linear(out.reshape(rows, c.heads * c.head_dim), w.o, w.o_bias)
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, weight.shape, weight, self.config.eps)
+
+
+def eagle3_aux_layers(path: Path, target_layers: int) -> tuple[int, ...]:
+    """Layers (from 0) of the target whose outputs the head at `path` wants. Raises ModelError."""
+    return read_eagle3_config(path).resolve_aux_layers(target_layers)
+
+
+def load_eagle3(path: Path, target: Target, *, device: torch.device, dtype: torch.dtype) -> Eagle3Head:
+    """Loads a head of SafeAILab's, SpecForge's or speculators' form for a loaded target.
+
+    Raises ModelError if files are missing or broken, if a tensor is missing, unknown or of the wrong shape, or if the
+    head does not fit the target (hidden size, vocabulary, captured layers).
+    """
+    facts = draft_facts(path)
+    check_pair(target.facts, target.directory, path)
+    config = read_eagle3_config(path)
+    wanted = config.resolve_aux_layers(target.facts.geometry.layers)
+    if target.aux_layers != wanted:
+        raise ModelError(
+            f"{path}: the head wants features of layers {list(wanted)}, "
+            f"the target was loaded for {list(target.aux_layers)}"
+        )
+    weights = load_head_weights(config, target, len(wanted), device=device, dtype=dtype)
+    return Eagle3Head(config, weights, Rope.of_layer(config, target.facts.max_positions, device), facts)

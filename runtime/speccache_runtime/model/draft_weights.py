@@ -1,0 +1,181 @@
+"""Loads the tensors of an EAGLE-3 head, under any of the names they are saved with, and fuses what is used together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from speccache_runtime.errors import ModelError
+from speccache_runtime.model.draft_config import Eagle3Config
+from speccache_runtime.model.target import Target
+from speccache_runtime.model.weights import stream_weights
+
+RENAMES = {
+    "draft_id_to_target_id": "d2t",
+    "aux_norm_low.weight": "fc_norm.0.weight",
+    "aux_norm_mid.weight": "fc_norm.1.weight",
+    "aux_norm_high.weight": "fc_norm.2.weight",
+}
+
+SKIPPED = frozenset({"t2d", "verifier_norm.weight", "verifier_lm_head.weight", "rotary_emb.inv_freq"})
+"""What some checkpoints carry and drafting does not need: the inverse of d2t, and copies of the target's weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadWeights:
+    """Tensors of a head on its device. Fused along their first dimension: `qkv` is q, k, v; `gate_up` is gate, up.
+
+    `target_ids` is int64 `[draft_vocab]`, the target's id of each draft id; None when the vocabularies are the same.
+    """
+
+    fc: Tensor
+    fc_bias: Tensor | None
+    input_norm: Tensor | None
+    fc_norms: tuple[Tensor, ...]
+    embed: Tensor
+    input_layernorm: Tensor
+    hidden_norm: Tensor
+    post_attention_layernorm: Tensor
+    norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    o: Tensor
+    o_bias: Tensor | None
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    down: Tensor
+    down_bias: Tensor | None
+    lm_head: Tensor
+    target_ids: Tensor | None
+
+
+def load_head_weights(
+    config: Eagle3Config, target: Target, aux_count: int, *, device: torch.device, dtype: torch.dtype
+) -> HeadWeights:
+    """Streams the head's weights. Raises ModelError for a missing, unknown or misshapen tensor."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in stream_weights(config.directory, device=device, dtype=dtype):
+        known = _canonical(name)
+        if known not in SKIPPED:
+            found[known] = tensor
+    take = _Taker(config, found)
+    hidden, wide = config.hidden_size, config.heads * config.head_dim
+    narrow, inner = config.kv_heads * config.head_dim, config.intermediate_size
+    attention, mlp = "midlayer.self_attn.", "midlayer.mlp."
+    qkv_parts = (("q_proj", wide), ("k_proj", narrow), ("v_proj", narrow))
+    gate_parts = (("gate_proj", inner), ("up_proj", inner))
+    weights = HeadWeights(
+        fc=take("fc.weight", hidden, aux_count * config.target_hidden_size),
+        fc_bias=take.optional("fc.bias", hidden),
+        input_norm=take.optional("input_norm.weight", aux_count * config.target_hidden_size),
+        fc_norms=take.series("fc_norm", aux_count, config.target_hidden_size),
+        embed=_embedding(config, found, target),
+        input_layernorm=take("midlayer.input_layernorm.weight", hidden),
+        hidden_norm=take("midlayer.hidden_norm.weight", hidden),
+        post_attention_layernorm=take("midlayer.post_attention_layernorm.weight", hidden),
+        norm=take("norm.weight", hidden),
+        qkv=torch.cat([take(f"{attention}{part}.weight", size, 2 * hidden) for part, size in qkv_parts]),
+        qkv_bias=take.fused_bias(attention, qkv_parts),
+        q_norm=take.optional(f"{attention}q_norm.weight", config.head_dim),
+        k_norm=take.optional(f"{attention}k_norm.weight", config.head_dim),
+        o=take(f"{attention}o_proj.weight", hidden, wide),
+        o_bias=take.optional(f"{attention}o_proj.bias", hidden),
+        gate_up=torch.cat([take(f"{mlp}{part}.weight", size, hidden) for part, size in gate_parts]),
+        gate_up_bias=take.fused_bias(mlp, gate_parts),
+        down=take(f"{mlp}down_proj.weight", hidden, inner),
+        down_bias=take.optional(f"{mlp}down_proj.bias", hidden),
+        lm_head=_lm_head(config, take, target),
+        target_ids=_target_ids(config, take),
+    )
+    take.finish()
+    return weights
+
+
+class _Taker:
+    """Hands out tensors by name with their shapes checked; what is left at the end is unknown."""
+
+    def __init__(self, config: Eagle3Config, found: dict[str, Tensor]) -> None:
+        self._directory = config.directory
+        self._found = found
+
+    def __call__(self, name: str, *shape: int) -> Tensor:
+        tensor = self.optional(name, *shape)
+        if tensor is None:
+            raise ModelError(f"{self._directory}: tensor {name} is missing; is this an EAGLE-3 head?")
+        return tensor
+
+    def optional(self, name: str, *shape: int) -> Tensor | None:
+        tensor = self._found.pop(name, None)
+        if tensor is not None and tuple(tensor.shape) != shape:
+            raise ModelError(
+                f"{self._directory}: tensor {name} has shape {list(tensor.shape)}, the config says {list(shape)}"
+            )
+        return tensor
+
+    def series(self, name: str, count: int, size: int) -> tuple[Tensor, ...]:
+        """`name.0.weight` .. of all `count`, or nothing at all."""
+        if f"{name}.0.weight" not in self._found:
+            return ()
+        return tuple(self(f"{name}.{number}.weight", size) for number in range(count))
+
+    def fused_bias(self, prefix: str, parts: tuple[tuple[str, int], ...]) -> Tensor | None:
+        if f"{prefix}{parts[0][0]}.bias" not in self._found:
+            return None
+        return torch.cat([self(f"{prefix}{part}.bias", size) for part, size in parts])
+
+    def finish(self) -> None:
+        if self._found:
+            raise ModelError(f"{self._directory}: tensor {min(self._found)} is not part of an EAGLE-3 head")
+
+
+def _canonical(name: str) -> str:
+    """SafeAILab's name of a tensor."""
+    name = name.removeprefix("model.")
+    if name.startswith("layers.0."):
+        name = "midlayer." + name.removeprefix("layers.0.")
+    return RENAMES.get(name, name)
+
+
+def _embedding(config: Eagle3Config, found: dict[str, Tensor], target: Target) -> Tensor:
+    """The checkpoint's embedding, or the target's, also when the checkpoint only repeats it."""
+    shared = target.embed.weight.detach()
+    own = found.pop("embed_tokens.weight", None)
+    if own is None:
+        return shared
+    if own.shape != shared.shape:
+        raise ModelError(
+            f"{config.directory}: tensor embed_tokens.weight has shape {list(own.shape)}, "
+            f"the target's embedding has {list(shared.shape)}"
+        )
+    return shared if torch.equal(own, shared) else own
+
+
+def _lm_head(config: Eagle3Config, take: _Taker, target: Target) -> Tensor:
+    own = take.optional("lm_head.weight", config.draft_vocab_size, config.hidden_size)
+    if own is None and config.draft_vocab_size == config.vocab_size:
+        return target.lm_head
+    if own is None:
+        raise ModelError(f"{config.directory}: tensor lm_head.weight is missing; is this an EAGLE-3 head?")
+    return own
+
+
+def _target_ids(config: Eagle3Config, take: _Taker) -> Tensor | None:
+    """`d2t` holds offsets: the target's id is the draft's id plus its entry."""
+    offsets = take.optional("d2t", config.draft_vocab_size)
+    if offsets is None:
+        if config.draft_vocab_size != config.vocab_size:
+            raise ModelError(
+                f"{config.directory}: tensor d2t is missing, but the draft vocabulary of {config.draft_vocab_size} "
+                f"differs from the target's of {config.vocab_size}"
+            )
+        return None
+    ids = offsets.long() + torch.arange(config.draft_vocab_size, device=offsets.device)
+    if int(ids.min()) < 0 or int(ids.max()) >= config.vocab_size:
+        raise ModelError(
+            f"{config.directory}: d2t leads to token ids outside the target's vocabulary of {config.vocab_size}"
+        )
+    return ids

@@ -1,0 +1,148 @@
+"""What a pod must know about a model before it can be sized, read from the files without torch.
+
+Runs in the inspection Job and again when the runtime starts, so both see the same numbers and the same identity.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from pathlib import Path
+
+from speccache_api.geometry import Inspection, KVGeometry, ModelFacts
+from speccache_runtime.errors import ModelError
+from speccache_runtime.model.draft_config import read_eagle3_config
+from speccache_runtime.model.families import TARGET_ARCHITECTURES, check_target, head_dim, kv_heads, positive
+from speccache_runtime.model.files import (
+    CONFIG,
+    FLOAT_DTYPES,
+    SAFETENSORS,
+    TORCH_BIN,
+    TensorInfo,
+    read_config,
+    read_header,
+    safetensors_files,
+    tensor_table,
+)
+
+SAMPLE_BYTES = 4096
+"""Bytes of each tensor that enter the identity. Reading all weights would take minutes for a large model; any training
+step changes nearly every number, so the first ones tell real fine-tunes apart. Someone who edits a single weight far
+inside a tensor by hand is not noticed: such a model needs a changed config.json."""
+
+EDGE_BYTES = 1 << 20
+"""Bytes at both ends of a pickled checkpoint that enter the identity: only unpickling would tell where tensors lie."""
+
+
+def inspect(target: Path, draft: Path | None) -> Inspection:
+    """Facts of a target directory and of its draft's. Raises ModelError in one line that names the file and the fault.
+
+    Also refuses a draft that does not fit its target, so that no pod is made for such a pair.
+    """
+    facts = target_facts(target)
+    if draft is None:
+        return Inspection(target=facts)
+    head = draft_facts(draft)
+    check_pair(facts, target, draft)
+    return Inspection(target=facts, draft=head)
+
+
+def target_facts(directory: Path) -> ModelFacts:
+    """Facts of a target. Raises ModelError, also if the architecture is not served."""
+    config = read_config(directory)
+    architecture = check_target(directory, config)
+    files = safetensors_files(directory)
+    if not files:
+        raise ModelError(f"{directory}: no weights found; expected {SAFETENSORS} (or its shards with an index)")
+    return ModelFacts(
+        geometry=KVGeometry(
+            layers=positive(directory, config, "num_hidden_layers"),
+            kv_heads=kv_heads(directory, config),
+            head_dim=head_dim(directory, config),
+        ),
+        parameters=_parameters(tensor_table(files)),
+        hidden_size=positive(directory, config, "hidden_size"),
+        vocab_size=positive(directory, config, "vocab_size"),
+        max_positions=positive(directory, config, "max_position_embeddings"),
+        identity=_identity(directory, files),
+        model_type=TARGET_ARCHITECTURES[architecture],
+    )
+
+
+def draft_facts(directory: Path) -> ModelFacts:
+    """Facts of an EAGLE-3 head. `vocab_size` is the target's vocabulary as the head knows it. Raises ModelError."""
+    config = read_eagle3_config(directory)
+    files = safetensors_files(directory)
+    pickled = directory / TORCH_BIN
+    if files:
+        parameters, identity = _parameters(tensor_table(files)), _identity(directory, files)
+    elif pickled.is_file():
+        # At least two bytes per weight, so this is never too few; float32 files count double and get spare memory.
+        parameters, identity = pickled.stat().st_size // 2, _pickle_identity(directory, pickled)
+    else:
+        raise ModelError(f"{directory}: no weights found; expected {SAFETENSORS} or {TORCH_BIN}")
+    return ModelFacts(
+        geometry=KVGeometry(layers=1, kv_heads=config.kv_heads, head_dim=config.head_dim),
+        parameters=parameters,
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        max_positions=config.max_positions,
+        identity=identity,
+        model_type="eagle3",
+    )
+
+
+def check_pair(target: ModelFacts, target_directory: Path, draft_directory: Path) -> None:
+    """Raises ModelError, with both numbers, if the head was made for a target of another shape."""
+    config = read_eagle3_config(draft_directory)
+    for name, ours, theirs in (
+        ("hidden_size", config.hidden_size, target.hidden_size),
+        ("target_hidden_size", config.target_hidden_size, target.hidden_size),
+        ("vocab_size", config.vocab_size, target.vocab_size),
+    ):
+        if ours != theirs:
+            raise ModelError(
+                f"draft {draft_directory} does not fit target {target_directory}: the draft's {name} is {ours}, "
+                f"the target has {theirs}"
+            )
+    if config.draft_vocab_size > target.vocab_size:
+        raise ModelError(
+            f"draft {draft_directory} does not fit target {target_directory}: draft_vocab_size "
+            f"{config.draft_vocab_size} is larger than the target's vocabulary of {target.vocab_size}"
+        )
+    config.resolve_aux_layers(target.geometry.layers)
+
+
+def _parameters(table: dict[str, TensorInfo]) -> int:
+    """Weights in the files. Masks and id tables are not weights."""
+    return sum(math.prod(tensor.shape) for tensor in table.values() if tensor.dtype in FLOAT_DTYPES)
+
+
+def _identity(directory: Path, files: tuple[Path, ...]) -> str:
+    """SHA-256 over config.json, every file's header and the first `SAMPLE_BYTES` of every tensor."""
+    digest = hashlib.sha256(_framed((directory / CONFIG).read_bytes()))
+    for file in files:
+        header = read_header(file)
+        digest.update(_framed(header.raw))
+        with file.open("rb") as stream:
+            for tensor in header.tensors:
+                stream.seek(tensor.begin)
+                digest.update(_framed(stream.read(min(SAMPLE_BYTES, tensor.end - tensor.begin))))
+    return digest.hexdigest()
+
+
+def _pickle_identity(directory: Path, file: Path) -> str:
+    """SHA-256 over config.json, the file's size and its first and last `EDGE_BYTES`."""
+    size = file.stat().st_size
+    digest = hashlib.sha256(_framed((directory / CONFIG).read_bytes()))
+    digest.update(size.to_bytes(8, "little"))
+    with file.open("rb") as stream:
+        digest.update(_framed(stream.read(EDGE_BYTES)))
+        stream.seek(max(0, size - EDGE_BYTES))
+        digest.update(_framed(stream.read(EDGE_BYTES)))
+    return digest.hexdigest()
+
+
+def _framed(data: bytes) -> bytes:
+    """Length first, so that bytes cannot move from one part to the next without changing the digest."""
+    return len(data).to_bytes(8, "little") + data

@@ -1,0 +1,83 @@
+"""Streams a model's weights from disk to its device, one tensor at a time.
+
+Only one tensor is held twice at any moment, so loading a model needs its size in memory, not two or three times that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from speccache_runtime.errors import ModelError
+from speccache_runtime.model.files import FLOAT_DTYPES, SAFETENSORS, TORCH_BIN, safetensors_files, tensor_table
+
+
+def stream_weights(directory: Path, *, device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Yields (name, tensor) of all weights; floating-point tensors in `dtype`, others as stored, all on `device`.
+
+    The tensors are owned by the caller and do not refer to the file. Raises ModelError for missing or broken files and
+    for quantised weights.
+    """
+    files = safetensors_files(directory)
+    if files:
+        yield from _from_safetensors(files, device, dtype)
+    elif (directory / TORCH_BIN).is_file():
+        yield from _from_torch(directory / TORCH_BIN, device, dtype)
+    else:
+        raise ModelError(f"{directory}: no weights found; expected {SAFETENSORS} (or its shards with an index)")
+
+
+def _from_safetensors(
+    files: tuple[Path, ...], device: torch.device, dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor]]:
+    table = tensor_table(files)
+    for file in files:
+        names = [info.name for info in table.values() if info.file == file]
+        with _open(file) as opened:
+            for name in names:
+                _refuse_quantised(name, table[name].dtype, file)
+                yield name, _own(opened.get_tensor(name), device, dtype)
+
+
+@contextlib.contextmanager
+def _open(file: Path) -> Iterator[safe_open]:
+    try:
+        with safe_open(file, framework="pt", device="cpu") as opened:
+            yield opened
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{file}: cannot be read: {error}") from error
+
+
+def _from_torch(file: Path, device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """A pickled checkpoint, read with pickle's tensors-only subset: nothing in the file can run code."""
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except (RuntimeError, OSError, ValueError, EOFError, pickle.UnpicklingError) as error:
+        raise ModelError(
+            f"{file}: cannot be read as a torch checkpoint of plain tensors: {_first_line(error)}"
+        ) from error
+    if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
+        raise ModelError(f"{file}: must hold a dictionary of tensors")
+    for name, tensor in state.items():
+        yield str(name), _own(tensor, device, dtype)
+
+
+def _own(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """A copy that does not refer to the mapped file."""
+    wanted = dtype if tensor.is_floating_point() else tensor.dtype
+    return tensor.to(device=device, dtype=wanted, copy=True).contiguous()
+
+
+def _refuse_quantised(name: str, dtype: str, file: Path) -> None:
+    if dtype.startswith("F") and dtype not in FLOAT_DTYPES:
+        raise ModelError(f"{file}: tensor {name} is stored as {dtype}; quantised weights are not served yet")
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n", 1)[0]
