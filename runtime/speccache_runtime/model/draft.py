@@ -18,7 +18,7 @@ from speccache_runtime.errors import ModelError
 from speccache_runtime.model.attention import AttentionBackend, AttentionBatch, KVPool, TorchAttention
 from speccache_runtime.model.draft_config import Eagle3Config, read_eagle3_config
 from speccache_runtime.model.draft_weights import HeadWeights, load_head_weights
-from speccache_runtime.model.inspection import check_pair, draft_facts
+from speccache_runtime.model.inspect import check_pair, draft_facts
 from speccache_runtime.model.rope import Rope, rotate
 from speccache_runtime.model.target import Target
 

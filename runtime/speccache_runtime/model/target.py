@@ -23,7 +23,7 @@ from speccache_runtime.model import hf_attention
 from speccache_runtime.model.attention import AttentionBackend, AttentionBatch, KVPool, TorchAttention
 from speccache_runtime.model.families import check_target
 from speccache_runtime.model.files import read_config, read_json
-from speccache_runtime.model.inspection import target_facts
+from speccache_runtime.model.inspect import target_facts
 from speccache_runtime.model.weights import stream_weights
 
 

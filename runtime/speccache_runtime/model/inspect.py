@@ -1,3 +1,4 @@
+# ruff: noqa: A005  (never imported by its bare name: the package path tells it from the standard module)
 """What a pod must know about a model before it can be sized, read from the files without torch.
 
 Runs in the inspection Job and again when the runtime starts, so both see the same numbers and the same identity.
