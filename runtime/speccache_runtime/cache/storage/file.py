@@ -165,7 +165,7 @@ class FileBackend:
             os.rename(unfinished, path)
 
     def _round_trip(self) -> float:
-        """Write, rename, list, read back and delete a file in `tmp`; return its change time, which is the volume's now."""
+        """Write, rename, list, read back and delete a file in `tmp`; return its mtime: what the volume calls now."""
         wrote = secrets.token_bytes(_PROBE_BYTES)
         unfinished = self._create([memoryview(wrote)], sync=True)
         renamed = f"{self._tmp}/w-{secrets.token_hex(16)}"
