@@ -7,15 +7,18 @@ Who owns a page number, at any time exactly one of:
   device page:  the free list | one request (taken, not yet published) | one entry
   host page:    the free list | one job in flight (taken, not yet attached) | one entry
 
-Eviction order: when a chain is released its pages are made evictable from the deepest to the first, so a page is always
-older than its parent and children go first without anybody counting them.
+Eviction order: `touch` stamps a chain so that every page is older than its parent, and a new page is stamped just older
+than its parent. So children go first without anybody counting them, whatever order copies and writes finish in, and a
+page that is hot on the device stays on the host.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+
+from speccache_runtime.cache.eviction import EvictionOrder
+from speccache_runtime.cache.keys import ROOT
 
 
 class Entry:
@@ -23,7 +26,7 @@ class Entry:
 
     `packed` are its token ids (see `keys.pack_tokens`), `successors` the tokens that its draft half depends on.
     A draft flag says that the draft half in that tier is this page's; when it is False those bytes are never attended.
-    `stored_*` say that the storage tier is known to hold that half.
+    `stored_*` say that the storage tier is known to hold that half. `used` orders eviction in both tiers.
     """
 
     __slots__ = (
@@ -39,13 +42,15 @@ class Entry:
         "stored_draft",
         "stored_target",
         "successors",
+        "used",
     )
 
-    def __init__(self, key: bytes, parent: bytes, packed: bytes, successors: tuple[int, ...]) -> None:
+    def __init__(self, key: bytes, parent: bytes, packed: bytes, successors: tuple[int, ...], used: int) -> None:
         self.key = key
         self.parent = parent
         self.packed = packed
         self.successors = successors
+        self.used = used
         self.device: int | None = None
         self.host: int | None = None
         self.device_pins = 0
@@ -67,7 +72,7 @@ class Pages:
     def __init__(self, total: int) -> None:
         self.total = total
         self._free = list(range(total))
-        self.evictable: OrderedDict[bytes, Entry] = OrderedDict()
+        self.evictable: EvictionOrder[Entry] = EvictionOrder()
         self.evictions = 0
 
     @property
@@ -94,6 +99,7 @@ class Index:
 
     def __init__(self, *, device_pages: int, host_pages: int) -> None:
         self._entries: dict[bytes, Entry] = {}
+        self._clock = 0
         self.device = Pages(device_pages)
         self.host = Pages(host_pages)
 
@@ -121,6 +127,21 @@ class Index:
             out.append(entry)
         return out
 
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """Marks the known pages of a chain as just used; `keys` are in prefix order and begin with the first page."""
+        self._clock += len(keys)
+        for depth, key in enumerate(keys):
+            entry = self._entries.get(key)
+            if entry is not None:
+                entry.used = self._clock - depth
+
+    def _new_entry(self, key: bytes, parent: bytes, packed: bytes, successors: tuple[int, ...]) -> Entry:
+        above = self._entries.get(parent)
+        # A page whose parent is unknown cannot be reached: first to go, unless its chain is touched.
+        used = above.used - 1 if above else self._clock if parent == ROOT else 0
+        entry = self._entries[key] = Entry(key, parent, packed, successors, used)
+        return entry
+
     # ---- device pages
 
     def take_device(self, count: int) -> list[int] | None:
@@ -131,7 +152,7 @@ class Index:
         if count > self.device.num_available:
             return None
         while self.device.num_free < count:
-            _, victim = self.device.evictable.popitem(last=False)
+            victim = self.device.evictable.pop()
             self.device.evictions += 1
             self._drop_device(victim)
         return [self.device.pop() for _ in range(count)]
@@ -151,13 +172,13 @@ class Index:
         """
         entry = self._entries.get(entry_key)
         if entry is None:
-            entry = self._entries[entry_key] = Entry(entry_key, parent, packed, successors)
+            entry = self._new_entry(entry_key, parent, packed, successors)
         elif entry.packed != packed:
             return entry, False
         elif entry.device is not None:
             if not (draft and not entry.draft_on_device and entry.device_pins == 0):
                 return entry, False
-            del self.device.evictable[entry.key]
+            self.device.evictable.remove(entry)
             self.device.push(entry.device)
         entry.device = page
         entry.draft_on_device = draft
@@ -179,21 +200,21 @@ class Index:
         for entry in entries:
             assert entry.device is not None
             if entry.device_pins == 0:
-                del self.device.evictable[entry.key]
+                self.device.evictable.remove(entry)
             entry.device_pins += 1
 
-    def unpin_device(self, entries: Sequence[Entry]) -> None:
-        """Undoes `pin_device`, deepest page first; `entries` are in prefix order."""
-        for entry in reversed(entries):
+    def unpin_device(self, entries: Iterable[Entry]) -> None:
+        """Undoes `pin_device`."""
+        for entry in entries:
             entry.device_pins -= 1
             assert entry.device_pins >= 0
             if entry.device_pins == 0:
-                self.device.evictable[entry.key] = entry
+                self.device.evictable.add(entry)
 
     def drop_device(self, entry: Entry) -> None:
         """Forgets the device copy of an unpinned entry, so that its host copy serves instead."""
         assert entry.device_pins == 0
-        del self.device.evictable[entry.key]
+        self.device.evictable.remove(entry)
         self._drop_device(entry)
 
     def _drop_device(self, entry: Entry) -> None:
@@ -209,7 +230,7 @@ class Index:
         """Up to `count` host pages for a job to own, evicting the oldest unpinned entries."""
         count = min(count, self.host.num_available)
         while self.host.num_free < count:
-            _, victim = self.host.evictable.popitem(last=False)
+            victim = self.host.evictable.pop()
             self.host.evictions += 1
             assert victim.host is not None
             self.host.push(victim.host)
@@ -229,7 +250,7 @@ class Index:
         assert self._entries.get(entry.key) is entry
         entry.host = page
         entry.draft_on_host = draft
-        self.host.evictable[entry.key] = entry
+        self.host.evictable.add(entry)
 
     def add_host(
         self, key: bytes, parent: bytes, packed: bytes, page: int, *, draft: bool, successors: tuple[int, ...]
@@ -240,7 +261,7 @@ class Index:
         """
         if key in self._entries:
             return None
-        entry = self._entries[key] = Entry(key, parent, packed, successors)
+        entry = self._new_entry(key, parent, packed, successors)
         self.attach_host(entry, page, draft=draft)
         return entry
 
@@ -249,16 +270,16 @@ class Index:
         for entry in entries:
             assert entry.host is not None
             if entry.host_pins == 0:
-                del self.host.evictable[entry.key]
+                self.host.evictable.remove(entry)
             entry.host_pins += 1
 
-    def unpin_host(self, entries: Sequence[Entry]) -> None:
-        """Undoes `pin_host`, deepest page first."""
-        for entry in reversed(entries):
+    def unpin_host(self, entries: Iterable[Entry]) -> None:
+        """Undoes `pin_host`."""
+        for entry in entries:
             entry.host_pins -= 1
             assert entry.host_pins >= 0
             if entry.host_pins == 0:
-                self.host.evictable[entry.key] = entry
+                self.host.evictable.add(entry)
 
     def _forget_if_nowhere(self, entry: Entry) -> None:
         if entry.device is None and entry.host is None:

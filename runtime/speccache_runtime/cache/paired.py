@@ -149,6 +149,7 @@ class PairedCache:
         from_storage = prefetch.landed if prefetch else set()
         tiers = [_tier_of(e, from_storage) for e in hits]
         self._load(loading, device_pages)
+        self.index.touch(lease.chain.keys[:pages])
         lease.add([_page(e) for e in hits], list(hits), [not p for p in present])
         lease.published = use
         self._leases.add(lease)
@@ -174,12 +175,15 @@ class PairedCache:
         fresh: list[Entry] = []
         for lease, tokens, computed in leases:
             upto = publishable_pages(len(tokens), computed, self.page_size, self._lookahead)
+            if upto <= lease.published:
+                continue
             lease.chain.extend(tokens, upto)
             for page in range(lease.published, upto):
                 entry = self._publish_page(lease, tokens, page)
                 if entry is not None:
                     fresh.append(entry)
-            lease.published = max(lease.published, upto)
+            lease.published = upto
+            self.index.touch(lease.chain.keys[:upto])
         if fresh:
             self._writeback.backup(fresh)
 
@@ -187,6 +191,7 @@ class PairedCache:
         """Gives every page back: shared ones stay known, private ones become free."""
         self.index.give_device(lease.private_pages())
         self.index.unpin_device([e for e in lease.entries if e is not None])
+        self.index.touch(lease.chain.keys[: len(lease.pages)])
         self._leases.discard(lease)
         lease.clear()
 
