@@ -55,11 +55,11 @@ class Writeback:
                 new.append(entry)
             elif entry.draft_on_device and not entry.draft_on_host and entry.host_pins == 0:
                 repair.append(entry)
+        self._index.pin_host(repair)  # before pages are taken, or theirs could be evicted for it
         pages = self._index.take_host(len(new))
         if len(pages) < len(new):
             self._metrics.dropped_pages.labels(reason="host_full").inc(len(new) - len(pages))
         copies = list(zip(new, pages, strict=False))
-        self._index.pin_host(repair)
         copies += [(entry, entry.host) for entry in repair if entry.host is not None]
         if not copies:
             return
