@@ -83,7 +83,9 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     """Unknown paths and methods, in the same shape."""
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
-    return ApiError(error.status_code, message, code="unknown_url" if error.status_code == 404 else None).response()
+    answer = ApiError(error.status_code, message, code="unknown_url" if error.status_code == 404 else None).response()
+    answer.headers.update(error.headers or {})
+    return answer
 
 
 async def _on_unexpected(_request: Request, _error: Exception) -> Response:

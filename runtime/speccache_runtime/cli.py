@@ -1,0 +1,216 @@
+"""The command line. What it imports at the top is light, so that `--help` and a typing error are answered at once.
+
+Exit codes: 0 done; 1 `inspect` could not read the models, or a bug (with a traceback); 2 a wrong command line,
+configuration, model or storage directory (one line on standard error); 130 stopped at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from speccache_runtime.errors import ConfigError, SpecCacheError
+
+EXIT_FAILED = 1
+EXIT_WRONG = 2
+EXIT_INTERRUPTED = 130
+
+TERMINATION_LOG = Path("/dev/termination-log")
+"""Where Kubernetes reads a container's last message. Its length limit is the reason for a short inspection."""
+
+_MAIN_HELP = """\
+Serve a language model with its draft, and keep both halves of its KV cache together.
+
+examples:
+  speccache-runtime serve -f samples/tiny.yaml           serve a resource on this machine, without a cluster
+  speccache-runtime bench restart -f samples/tiny.yaml   what a restart costs, with and without the draft's half
+  speccache-runtime inspect --target DIR --draft DIR     what must be known of two models to size their pod
+"""
+
+_SERVE_HELP = """\
+Serve one model over OpenAI's HTTP API until SIGTERM or Ctrl-C, then drain: finish running requests, write cached pages
+to storage, exit 0. A second signal ends the process at once.
+
+examples:
+  speccache-runtime serve -f samples/tiny.yaml
+      the built-in model; its storage tier lies under ~/.cache/speccache/serve/NAMESPACE/NAME
+  speccache-runtime serve -f chat.yaml --claim models=/data/models --storage-dir /data/kv --port 9000
+      a resource whose model is pvc://models/...: /data/models stands for the claim
+  speccache-runtime serve --wire /etc/speccache/wire.json
+      what a pod runs: the document that the operator has written
+"""
+
+_INSPECT_HELP = """\
+Read the sizes and identities of a target and its draft from their files, and print them as JSON.
+
+examples:
+  speccache-runtime inspect --target /data/llama --draft /data/eagle3-llama
+  speccache-runtime inspect --target /models/target --draft /models/draft --termination-message
+      what the inspection Job runs: the JSON, or the one line of an error, becomes the pod's last message
+  speccache-runtime inspect --builtin > crds/speccache_api/builtin.json
+      the table of packaged models, from which the operator sizes builtin:// without a Job
+"""
+
+_RESTART_HELP = """\
+Start a server, send it prompts, restart it on the same storage and send them again; then once more with the draft's
+half of every stored page withheld, and once without speculation. Prints what came from the cache, latencies and accept
+lengths.
+
+examples:
+  speccache-runtime bench restart -f samples/tiny.yaml
+  speccache-runtime bench restart -f samples/tiny.yaml --json > restart.json
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    arguments = _parser().parse_args(argv)
+    command: Callable[[argparse.Namespace], int] = arguments.command
+    try:
+        return command(arguments)
+    except SpecCacheError as error:
+        sys.stderr.write(f"speccache-runtime: {_one_line(error)}\n")
+        return EXIT_WRONG
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "speccache-runtime", description=_MAIN_HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_serve(commands)
+    _add_inspect(commands)
+    _add_bench(commands)
+    return parser
+
+
+if TYPE_CHECKING:
+    _Commands: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def _add(commands: _Commands, name: str, summary: str, text: str) -> argparse.ArgumentParser:
+    return commands.add_parser(
+        name, help=summary, description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
+def _add_serve(commands: _Commands) -> None:
+    parser = _add(commands, "serve", "serve a model over HTTP", _SERVE_HELP)
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "-f", "--filename", type=Path, metavar="RESOURCE", help="YAML file with one SpecCacheDeployment"
+    )
+    source.add_argument("--wire", type=Path, metavar="FILE", help="wire document, as the operator writes it")
+    _add_local_options(parser)
+    parser.add_argument("--host", help="address to listen on (default: 127.0.0.1 with -f, all with --wire)")
+    parser.add_argument("--port", type=_port, help="port to listen on, 0 for a free one (default: 8000)")
+    parser.set_defaults(command=_serve)
+
+
+def _add_local_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--storage-dir", type=Path, metavar="DIR", help="directory of the storage tier, with -f")
+    parser.add_argument(
+        "--claim",
+        action="append",
+        default=[],
+        metavar="NAME=DIR",
+        help="directory of a pvc:// claim, with -f; repeatable",
+    )
+
+
+def _add_inspect(commands: _Commands) -> None:
+    parser = _add(commands, "inspect", "read what a pod must know of its models", _INSPECT_HELP)
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--target", type=Path, metavar="DIR", help="directory of the target model")
+    source.add_argument("--builtin", action="store_true", help="inspect the packaged models")
+    parser.add_argument("--draft", type=Path, metavar="DIR", help="directory of the draft model")
+    parser.add_argument(
+        "--termination-message",
+        type=Path,
+        nargs="?",
+        const=TERMINATION_LOG,
+        metavar="FILE",
+        help=f"write the result, or the error, to FILE (default: {TERMINATION_LOG})",
+    )
+    parser.set_defaults(command=_inspect)
+
+
+def _add_bench(commands: _Commands) -> None:
+    bench = commands.add_parser("bench", help="measure", description="Measure on this machine.")
+    kinds = bench.add_subparsers(required=True, metavar="KIND")
+    _add_bench_restart(kinds)
+
+
+def _add_bench_restart(kinds: _Commands) -> None:
+    parser = _add(kinds, "restart", "what a restart costs, with and without the draft's half", _RESTART_HELP)
+    parser.add_argument("-f", "--filename", type=Path, required=True, metavar="RESOURCE", help="as for serve")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--new-tokens", type=_positive, default=64, metavar="N", help="tokens per prompt (default: 64)")
+    _add_local_options(parser)
+    parser.set_defaults(command=_bench_restart)
+
+
+def _port(text: str) -> int:
+    if not (text.isdecimal() and int(text) <= 65535):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port (0 to 65535)")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not (text.isdecimal() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from speccache_runtime.server.command import serve_resource, serve_wire
+
+    if arguments.wire is not None:
+        if arguments.storage_dir is not None or arguments.claim:
+            raise ConfigError("--storage-dir and --claim go with -f; a wire document has its directories in it")
+        serve_wire(arguments.wire, arguments.host, arguments.port)
+    else:
+        serve_resource(arguments.filename, arguments.claim, arguments.storage_dir, arguments.host, arguments.port)
+    return 0
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+    from speccache_runtime.inspection import builtin_table, inspect_pair
+
+    if arguments.builtin and (arguments.draft is not None or arguments.termination_message is not None):
+        raise ConfigError("--builtin takes neither --draft nor --termination-message")
+    code = 0
+    try:
+        text = builtin_table() if arguments.builtin else inspect_pair(arguments.target, arguments.draft)
+    except SpecCacheError as error:
+        code, text = EXIT_FAILED, f"{_one_line(error)}\n"
+        sys.stderr.write(f"speccache-runtime: {text}")
+    if arguments.termination_message is not None:
+        _write(arguments.termination_message, text)
+    elif code == 0:
+        sys.stdout.write(text)
+    return code
+
+
+def _bench_restart(arguments: argparse.Namespace) -> int:
+    from speccache_runtime.bench.restart import run_restart_bench
+
+    report = run_restart_bench(arguments.filename, arguments.claim, arguments.storage_dir, arguments.new_tokens)
+    sys.stdout.write(report.to_json() if arguments.json else report.to_text())
+    return 0
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,79 @@
+"""`speccache-runtime serve`: from a file to a served model, with words for a person on the way."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from speccache_api.names import HTTP_PORT
+from speccache_api.quantity import MIB
+from speccache_api.sizing import MemoryPlan
+from speccache_runtime.config import EngineConfig, from_wire, read_wire
+from speccache_runtime.local import LOCAL_HOST, LocalOptions, parse_claims, parse_resource, plan_locally, read_resource
+from speccache_runtime.logs import set_up_logging
+
+
+def serve_wire(path: Path, host: str | None, port: int | None) -> None:
+    """Serve the wire document in `path`. Raises SpecCacheError in one line."""
+    config = from_wire(read_wire(path))
+    changes: dict[str, str | int] = {}
+    if host is not None:
+        changes["host"] = host
+    if port is not None:
+        changes["port"] = port
+    _serve(replace(config, **changes))  # type: ignore[arg-type]
+
+
+def serve_resource(
+    path: Path, claims: Sequence[str], storage_dir: Path | None, host: str | None, port: int | None
+) -> None:
+    """Serve the resource in `path` on this machine. Raises SpecCacheError in one line."""
+    options = LocalOptions(
+        claims=parse_claims(claims),
+        storage_dir=storage_dir,
+        host=LOCAL_HOST if host is None else host,
+        port=HTTP_PORT if port is None else port,
+    )
+    plan = plan_locally(parse_resource(read_resource(path), path), options)
+    say(memory_table(plan.memory))
+    if plan.config.storage is not None:
+        say(f"storage tier: {plan.config.storage.path}\n")
+    _serve(plan.config)
+
+
+def say(text: str) -> None:
+    """Words for a person."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def memory_table(memory: MemoryPlan) -> str:
+    """Every term of the memory that a pod with these tiers would get."""
+    pages = "pages by share of the GPU" if memory.device_pages is None else f"{memory.device_pages} pages"
+    rows = [
+        ("device", memory.device, f"weights and {pages}" if memory.device else f"on the GPU: {pages}"),
+        ("hostTarget", memory.host_target, f"{memory.host_pages} pages x {memory.target_bytes_per_page} bytes"),
+        ("hostDraft", memory.host_draft, f"{memory.host_pages} pages x {memory.draft_bytes_per_page} bytes"),
+        ("staging", memory.staging, "buffers between host and storage"),
+        ("sharedMemory", memory.shared_memory, "/dev/shm"),
+        ("overhead", memory.overhead, "runtime, libraries, loading"),
+        ("limit", memory.limit, "what a pod would request"),
+    ]
+    lines = [f"  {name:<13}{size / MIB:>10.1f} MiB   {text}" for name, size, text in rows]
+    return "\n".join([f"memory plan ({memory.page_size} tokens a page)", *lines, ""])
+
+
+def _serve(config: EngineConfig) -> None:
+    set_up_logging()
+    # Torch and the models: seconds of imports, so only once everything else is known to be right.
+    from speccache_runtime.engine.service import EngineService
+    from speccache_runtime.model.tokenizer import Tokenizer
+    from speccache_runtime.server.run import serve
+
+    registry = CollectorRegistry()
+    tokenizer = Tokenizer.from_dir(config.target_path)
+    serve(EngineService(config, registry), tokenizer, config, registry, say)

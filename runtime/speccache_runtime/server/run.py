@@ -1,0 +1,172 @@
+"""The server process: listen, load, serve, and on SIGTERM end without losing a request or a page.
+
+listen     the port is taken first, so that probes get an answer while the model loads
+load       /ready says 503; a model that cannot be loaded ends the process with one line
+serve      until SIGTERM or SIGINT
+drain      /ready says 503 and new requests get 503; running ones finish; host pages go to storage
+stop       open connections close; exit code 0. A second signal at any time: exit code 130, at once
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import uvicorn
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+
+from speccache_runtime.config import EngineConfig
+from speccache_runtime.errors import ConfigError
+from speccache_runtime.server.app import create_app
+from speccache_runtime.server.protocol import Engine, Tokenizer
+from speccache_runtime.server.state import ServerState
+
+Say = Callable[[str], None]
+"""Takes text for a person; lines end with a newline, and a line may come in parts."""
+
+EXIT_INTERRUPTED = 130
+CLOSE_SECONDS = 5
+"""What slow readers get to take the rest of their answer after the engine has finished."""
+
+_Result = TypeVar("_Result")
+
+
+def serve(engine: Engine, tokenizer: Tokenizer, config: EngineConfig, registry: CollectorRegistry, say: Say) -> None:
+    """Serve until told to end. Owns `engine`: starts it, drains it and stops it.
+
+    Raises ConfigError when the port cannot be had, and what `engine.start` raises.
+    """
+    listener = listen(config.host, config.port)
+    app = create_app(engine, tokenizer, config, registry)
+    with listener:
+        try:
+            asyncio.run(_Process(engine, app, config, say).run(listener))
+        finally:
+            engine.stop()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket; port 0 takes a free one. Raises ConfigError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listener.close()
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise ConfigError(f"cannot listen on {host} port {port}: {reason or error}; choose another --port") from error
+    return listener
+
+
+class _UvicornServer(uvicorn.Server):
+    """Leaves signals to us: uvicorn would close the port before the engine has drained."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Process:
+    def __init__(self, engine: Engine, app: FastAPI, config: EngineConfig, say: Say) -> None:
+        self._engine = engine
+        self._config = config
+        self._say = say
+        self._state: ServerState = app.state.server
+        self._server = _UvicornServer(
+            uvicorn.Config(
+                app,
+                lifespan="off",
+                ws="none",
+                access_log=False,
+                log_config=None,
+                server_header=False,
+                timeout_graceful_shutdown=CLOSE_SECONDS,
+            )
+        )
+        self._ending = asyncio.Event()
+
+    async def run(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        serving = asyncio.create_task(self._server.serve(sockets=[listener]))
+        ending = asyncio.create_task(self._ending.wait())
+        try:
+            if await self._load(ending):
+                self._announce(listener)
+                await ending
+                await self._drain()
+        finally:
+            ending.cancel()
+            self._server.should_exit = True
+            await serving
+
+    def _on_signal(self) -> None:
+        if self._ending.is_set():
+            self._say("stopped at once by a second signal; pages not yet in storage are lost\n")
+            os._exit(EXIT_INTERRUPTED)
+        self._ending.set()
+
+    async def _load(self, ending: asyncio.Task[bool]) -> bool:
+        """True when the model is loaded, False when the process was told to end before that."""
+        names = dict.fromkeys([self._config.target_uri, *filter(None, [self._config.draft_uri])])
+        self._say(f"loading {' and '.join(names)} … ")
+        begun = time.monotonic()
+        loading = _in_thread(self._engine.start)
+        either: set[asyncio.Future[Any]] = {loading, ending}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not loading.done():
+            loading.cancel()
+            self._say("stopped\n")
+            return False
+        failure = loading.exception()
+        if failure is not None:
+            self._say("failed\n")
+            raise failure
+        self._say(f"{time.monotonic() - begun:.1f} s\n")
+        return True
+
+    def _announce(self, listener: socket.socket) -> None:
+        host, port = listener.getsockname()[:2]
+        shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+        self._say(f"\n{self._config.served_name} is ready. Talk to it:\n\n{curl_line(shown, port, self._config)}\n\n")
+
+    async def _drain(self) -> None:
+        self._state.draining = True
+        self._say("draining: finishing running requests, then writing pages to storage … ")
+        begun = time.monotonic()
+        await _in_thread(lambda: self._engine.drain(self._config.request_timeout, self._config.flush_timeout))
+        self._say(f"{time.monotonic() - begun:.1f} s\n")
+
+
+def curl_line(host: str, port: int, config: EngineConfig) -> str:
+    """A request to copy into a shell."""
+    body = f'{{"model": "{config.served_name}", "prompt": "def main():", "max_tokens": 64}}'
+    return f"  curl http://{host}:{port}/v1/completions -H 'Content-Type: application/json' -d '{body}'"
+
+
+def _in_thread(work: Callable[[], _Result]) -> asyncio.Future[_Result]:
+    """Run `work` in a daemon thread: unlike the loop's own workers, it does not keep the process from ending."""
+    outcome: concurrent.futures.Future[_Result] = concurrent.futures.Future()
+    outcome.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as error:  # noqa: BLE001 - raised again where the future is awaited
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(result)
+
+    threading.Thread(target=run, name="engine-life", daemon=True).start()
+    return asyncio.wrap_future(outcome)
