@@ -1,0 +1,69 @@
+"""Carrying out a plan. Decides nothing: order, ownership and reasons are the plan's.
+
+The plan has seen whose each object is. Between that look and the write lie milliseconds, which the uid in an update
+closes: an object that was replaced meanwhile is a conflict. A creation has no such guard in server-side apply; a
+foreign object that appears in that moment is met by the next pass.
+"""
+
+from dataclasses import dataclass
+
+from speccache_operator.cluster import Cluster
+from speccache_operator.errors import Refused
+from speccache_operator.kinds import Object, Ref
+from speccache_operator.metrics import Metrics
+from speccache_operator.observed import version
+from speccache_operator.plan import Apply, Cause, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One object that was really changed, for events and logs."""
+
+    ref: Ref
+    cause: Cause
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The API server does not take this object."""
+
+    ref: Ref
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a plan. `versions` are the states that our own writes made."""
+
+    writes: tuple[Write, ...]
+    versions: frozenset[tuple[str, str]]
+    refusal: Refusal | None = None
+
+
+async def carry_out(cluster: Cluster, plan: Plan, live: frozenset[tuple[str, str]], metrics: Metrics) -> Outcome:
+    """Apply, then delete. A refused object ends it: later ones may need it. Raises other ClusterErrors.
+
+    `live` are the versions before: a write that made no other one has changed nothing.
+    """
+    writes: list[Write] = []
+    versions: set[tuple[str, str]] = set()
+    for step in plan.apply:
+        ref = Ref.of(step.obj)
+        try:
+            result = await cluster.apply(_body(step))
+        except Refused as error:
+            return Outcome(tuple(writes), frozenset(versions), Refusal(ref, error.message))
+        metrics.writes.labels(ref.kind.name, "apply").inc()
+        versions.add(version(result))
+        if version(result) not in live:
+            writes.append(Write(ref, step.cause))
+    for gone in plan.delete:
+        await cluster.delete(gone.ref, gone.uid)
+        metrics.writes.labels(gone.ref.kind.name, "delete").inc()
+    return Outcome(tuple(writes), frozenset(versions))
+
+
+def _body(step: Apply) -> Object:
+    if step.uid is None:
+        return step.obj
+    return {**step.obj, "metadata": {**step.obj["metadata"], "uid": step.uid}}

@@ -1,0 +1,21 @@
+"""The ServiceAccount of the pods. It has no rights and no token; it exists to be named in policies and pull secrets."""
+
+from typing import Any
+
+from speccache_api import names
+from speccache_operator.children.meta import metadata
+from speccache_operator.context import BuildContext
+from speccache_operator.kinds import SERVICE_ACCOUNT
+
+
+def build(ctx: BuildContext) -> dict[str, Any] | None:
+    """Always wanted."""
+    account: dict[str, Any] = {
+        "apiVersion": SERVICE_ACCOUNT.api_version,
+        "kind": SERVICE_ACCOUNT.name,
+        "metadata": metadata(ctx, names.service_account_name(ctx.resource.name)),
+        "automountServiceAccountToken": False,
+    }
+    if ctx.image.pull_secrets:
+        account["imagePullSecrets"] = [{"name": name} for name in ctx.image.pull_secrets]
+    return account

@@ -1,0 +1,84 @@
+"""The one writer of `status`. Equal means no write, so an unchanged resource has an unchanged resourceVersion."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from speccache_operator.apply import Refusal
+from speccache_operator.cluster import Cluster
+from speccache_operator.conditions import PROGRESSING, READY, STORAGE_READY, Condition, Reason, shorten
+from speccache_operator.kinds import CLAIM, RESOURCE, Object
+
+
+def with_refusal(conditions: Sequence[Condition], refusal: Refusal | None) -> tuple[Condition, ...]:
+    """The plan's conditions after the API server refused one of its objects."""
+    if refusal is None:
+        return tuple(conditions)
+    text = f"the API server refuses {refusal.ref}: {shorten(refusal.message)}"
+    changed = {
+        PROGRESSING: Condition(PROGRESSING, "False", Reason.APPLY_REFUSED, text),
+        READY: Condition(READY, "False", Reason.APPLY_REFUSED, text),
+    }
+    if refusal.ref.kind is CLAIM:
+        changed[STORAGE_READY] = Condition(STORAGE_READY, "False", Reason.CLAIM_REFUSED, text)
+        changed[READY] = Condition(READY, "False", Reason.CLAIM_REFUSED, text)
+    return tuple(
+        changed.get(condition.type, condition) if _may_change(condition, changed) else condition
+        for condition in conditions
+    )
+
+
+def _may_change(condition: Condition, changed: Mapping[str, Condition]) -> bool:
+    """An aspect's own refusal stays the reason of Ready: it is what must be mended first."""
+    return condition.type != READY or condition.reason in _WAITING or changed[READY].reason is Reason.CLAIM_REFUSED
+
+
+_WAITING = (
+    Reason.SERVING,
+    Reason.STARTING,
+    Reason.ROLLING_OUT,
+    Reason.PODS_MISSING,
+    Reason.SCALED_TO_ZERO,
+    Reason.WAITING,
+)
+
+
+def make_status(
+    raw: Object, conditions: Sequence[Condition], facts: Mapping[str, Any], now: datetime
+) -> dict[str, Any]:
+    """The whole new status of the resource `raw`. A condition keeps its transition time with its status."""
+    generation = raw["metadata"]["generation"]
+    before = previous(raw)
+    stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    entries = []
+    for condition in conditions:
+        old = before.get(condition.type, {})
+        same = old.get("status") == condition.status
+        entries.append(
+            {
+                "type": condition.type,
+                "status": condition.status,
+                "reason": condition.reason.value,
+                "message": condition.message,
+                "lastTransitionTime": old.get("lastTransitionTime", stamp) if same else stamp,
+                "observedGeneration": generation,
+            }
+        )
+    return {"observedGeneration": generation, "conditions": entries, **facts}
+
+
+def previous(raw: Object) -> dict[str, Mapping[str, Any]]:
+    """The conditions that the resource has now, by type."""
+    return {condition["type"]: condition for condition in (raw.get("status") or {}).get("conditions", ())}
+
+
+async def write(cluster: Cluster, raw: Object, status: Mapping[str, Any]) -> Object | None:
+    """Write the status unless it is there already; answers the resource after the write, None when there was none.
+
+    The uid keeps it from a resource that was deleted and made anew meanwhile: that is a Conflict.
+    """
+    if raw.get("status") == status:
+        return None
+    meta = {key: raw["metadata"][key] for key in ("name", "namespace", "uid")}
+    body = {"apiVersion": RESOURCE.api_version, "kind": RESOURCE.name, "metadata": meta, "status": status}
+    return await cluster.apply(body, subresource="status")
