@@ -18,7 +18,7 @@ _SEGMENT = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 OBJECT_NAME_PATTERN = rf"^{_SUBDOMAIN}$"
 MODEL_URI_PATTERN = rf"^(pvc://{_SUBDOMAIN}(/{_SEGMENT})*|builtin://({'|'.join(BUILTIN_NAMES)}))$"
 SERVED_NAME_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$"
-QUANTITY_PATTERN = r"^[0-9]{1,18}(\.[0-9]{1,9})?(m|Ki|Mi|Gi|Ti|Pi|Ei|k|M|G|T|P|E)?$"
+QUANTITY_PATTERN = r"^[0-9]{1,19}(\.[0-9]{1,9})?(m|Ki|Mi|Gi|Ti|Pi|Ei|k|M|G|T|P|E)?$"
 
 
 def _size(value: Any) -> int:

@@ -13,12 +13,12 @@ _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei"
 _DECIMAL = {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
 _UNITS = {"": 1, **_BINARY, **_DECIMAL}
 
-BYTES_PATTERN = r"^[0-9]{1,18}(\.[0-9]{1,9})?(Ki|Mi|Gi|Ti|Pi|Ei|k|M|G|T|P|E)?$"
+BYTES_PATTERN = r"^[0-9]{1,19}(\.[0-9]{1,9})?(Ki|Mi|Gi|Ti|Pi|Ei|k|M|G|T|P|E)?$"
 """What a memory or storage size may look like. No sign, no exponent, no `m`: a thousandth of a byte is a slip of the
 pen.
 """
 
-_PARTS = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,9}))?([A-Za-z]{0,2})")
+_PARTS = re.compile(r"([0-9]{1,19})(?:\.([0-9]{1,9}))?([A-Za-z]{0,2})")
 
 _POWERS: tuple[int, ...] = tuple(10**digits for digits in range(10))
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
+import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from speccache_api import names
@@ -93,6 +94,17 @@ class SpecCacheDeployment(BaseModel):
         if problems:
             raise InvalidResource(problems)
         return resource
+
+    @classmethod
+    def from_yaml(cls, text: str) -> SpecCacheDeployment:
+        """The resource in a YAML text with exactly one document. Raises InvalidResource, also for broken YAML."""
+        try:
+            documents = [document for document in yaml.safe_load_all(text) if document is not None]
+        except yaml.YAMLError as error:
+            raise InvalidResource([("(document)", f"not YAML: {error}")]) from error
+        if len(documents) != 1:
+            raise InvalidResource([("(document)", f"give exactly one {names.KIND}; found {len(documents)} documents")])
+        return cls.parse(documents[0])
 
     @property
     def name(self) -> str:

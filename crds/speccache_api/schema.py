@@ -60,7 +60,7 @@ def _convert(node: Schema, definitions: dict[str, Schema], path: str) -> Schema:
             continue  # an unknown field is refused by strict field validation, which is kubectl's default
         if key == "properties":
             result[key] = {name: _convert(item, definitions, f"{path}.{name}") for name, item in value.items()}
-        elif key in ("items", "additionalProperties"):
+        elif key in ("items", "additionalProperties") and isinstance(value, dict):
             result[key] = _convert(value, definitions, f"{path}.{key}")
         elif key in _COPIED:
             result[key] = " ".join(value.split()) if key == "description" else value

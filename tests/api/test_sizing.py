@@ -1,0 +1,246 @@
+"""Memory of a pod: exact identities for each term, whatever the geometry; nothing about Kubernetes here."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from speccache_api.geometry import Inspection, KVGeometry, ModelFacts, builtin_facts
+from speccache_api.quantity import MIB, parse_bytes
+from speccache_api.resource import SpecCacheDeployment
+from speccache_api.sizing import (
+    DEFAULT_OVERHEAD,
+    STAGING_PAGES,
+    MemoryPlan,
+    SizingError,
+    known_inspection,
+    kv_dtype,
+    shortfall,
+    size_memory,
+)
+from speccache_api.spec import Spec
+
+_LLAMA = ModelFacts(KVGeometry(32, 8, 128), 8_030_261_248, 4096, 128256, 131072, "a" * 64, "llama")
+_EAGLE = ModelFacts(KVGeometry(1, 8, 128), 424_000_000, 4096, 128256, 131072, "b" * 64, "eagle3")
+_GPU = {"limits": {"nvidia.com/gpu": "1"}}
+
+counts = st.integers(min_value=1, max_value=10**9)
+page_sizes = st.sampled_from([16, 32, 64, 128, 256])
+geometries = st.builds(KVGeometry, st.integers(1, 128), st.integers(1, 64), st.integers(1, 512))
+facts = st.builds(ModelFacts, geometries, st.integers(0, 10**12), identity=st.just("c" * 64))
+inspections = st.builds(Inspection, facts, facts)
+
+
+def _spec(
+    *,
+    host: dict[str, Any] | None = None,
+    device: dict[str, Any] | None = None,
+    page_size: int = 64,
+    speculative: bool | dict[str, Any] = True,
+    storage: bool = False,
+    gpu: bool = True,
+    **more: Any,
+) -> Spec:
+    spec: dict[str, Any] = {
+        "model": {"uri": "pvc://models/llama"},
+        "kvCache": {"pageSize": page_size, "device": device or {"tokens": 4096}, "host": host or {"tokens": 4096}},
+        **more,
+    }
+    if gpu:
+        spec["resources"] = _GPU
+    if speculative:
+        plain = {"algorithm": "EAGLE3", "draftModel": {"uri": "pvc://models/eagle"}}
+        spec["speculative"] = plain if speculative is True else speculative
+    if storage:
+        spec["kvCache"]["storage"] = {"persistentVolumeClaim": {"claimName": "kv"}}
+    resource = {"apiVersion": "speccache.io/v1alpha1", "kind": "SpecCacheDeployment", "metadata": {"name": "x"}}
+    return SpecCacheDeployment.parse({**resource, "spec": spec}).spec
+
+
+def test_llama_8b_on_a_gpu_by_hand() -> None:
+    plan = size_memory(_spec(host={"tokens": 1_000_000}, storage=True), Inspection(_LLAMA, _EAGLE))
+    assert plan.target_bytes_per_token == 128 * 1024
+    assert plan.draft_bytes_per_token == 4 * 1024
+    assert plan.host_pages == 15625
+    assert plan.host_target == 1_000_000 * 128 * 1024
+    assert plan.host_draft == 1_000_000 * 4 * 1024
+    assert plan.staging == 64 * 64 * 132 * 1024
+    assert (plan.shared_memory, plan.overhead, plan.device) == (0, 6 * 2**30, 0)
+    assert plan.limit == 135_579 * MIB
+
+
+def test_the_builtin_pair_on_the_cpu_by_hand() -> None:
+    pair = builtin_facts("tiny")
+    assert pair.draft is not None
+    plan = size_memory(_spec(page_size=16, gpu=False, device={"tokens": 65536}), pair)
+    assert (plan.target_bytes_per_token, plan.draft_bytes_per_token) == (6 * 2 * 64 * 2 * 4, 2 * 64 * 2 * 4)
+    assert plan.overhead == 2 * 2**30
+    assert plan.device == 4 * (pair.target.parameters + pair.draft.parameters) + 4096 * 16 * 7168
+
+
+@given(inspections, counts, page_sizes, st.booleans(), st.booleans(), st.booleans())
+def test_the_terms(pair: Inspection, tokens: int, page: int, speculative: bool, storage: bool, gpu: bool) -> None:
+    spec = _spec(host={"tokens": tokens}, page_size=page, speculative=speculative, storage=storage, gpu=gpu)
+    plan = size_memory(spec, pair)
+    width = 2 if gpu else 4
+    assert pair.draft is not None
+    assert plan.target_bytes_per_token == pair.target.geometry.bytes_per_token(width)
+    assert plan.draft_bytes_per_token == (pair.draft.geometry.bytes_per_token(width) if speculative else 0)
+    assert plan.host_target == plan.host_pages * plan.target_bytes_per_page
+    assert plan.host_draft == plan.host_pages * plan.draft_bytes_per_page
+    pair_bytes = plan.target_bytes_per_page + plan.draft_bytes_per_page
+    assert plan.staging == (STAGING_PAGES * pair_bytes if storage else 0)
+    weights = pair.target.parameters + (pair.draft.parameters if speculative else 0)
+    assert plan.device_pages == 4096 // page
+    assert plan.device == (0 if gpu else 4 * weights + plan.device_pages * pair_bytes)
+    total = plan.host_target + plan.host_draft + plan.staging + plan.shared_memory + plan.overhead + plan.device
+    assert plan.limit % MIB == 0
+    assert total <= plan.limit < total + MIB
+
+
+@given(inspections, st.integers(min_value=1, max_value=2**48), page_sizes)
+def test_a_size_is_the_total_and_is_never_exceeded(pair: Inspection, size: int, page: int) -> None:
+    spec = _spec(host={"size": size}, page_size=page)
+    one = size_memory(_spec(host={"tokens": 1}, page_size=page), pair)
+    if size < one.host_target + one.host_draft:
+        with pytest.raises(SizingError, match=r"spec\.kvCache\.host\.size: one page pair takes"):
+            size_memory(spec, pair)
+        return
+    plan = size_memory(spec, pair)
+    pair_bytes = plan.target_bytes_per_page + plan.draft_bytes_per_page
+    assert plan.host_target + plan.host_draft == plan.host_pages * pair_bytes
+    assert plan.host_pages * pair_bytes <= size < (plan.host_pages + 1) * pair_bytes
+
+
+@given(counts, page_sizes)
+def test_tokens_are_whole_pages(tokens: int, page: int) -> None:
+    spec = _spec(host={"tokens": tokens}, device={"tokens": tokens}, page_size=page)
+    plan = size_memory(spec, Inspection(_LLAMA, _EAGLE))
+    assert plan.host_pages == plan.device_pages
+    assert (plan.host_pages - 1) * page < tokens <= plan.host_pages * page
+
+
+@given(counts, page_sizes, st.integers(min_value=1, max_value=9_999))
+def test_a_ratio_counts_device_tokens(tokens: int, page: int, tenths: int) -> None:
+    ratio = f"{tenths // 10}.{tenths % 10}"
+    plan = size_memory(
+        _spec(host={"ratio": ratio}, device={"tokens": tokens}, page_size=page), Inspection(_LLAMA, _EAGLE)
+    )
+    assert plan.device_pages is not None
+    assert (plan.host_pages - 1) * 10 < plan.device_pages * tenths <= plan.host_pages * 10
+
+
+def test_a_ratio_of_a_device_tier_given_as_size() -> None:
+    spec = _spec(host={"ratio": "1.5"}, device={"size": "1Gi"})
+    plan = size_memory(spec, Inspection(_LLAMA, _EAGLE))
+    assert plan.device_pages == 2**30 // (64 * 132 * 1024)
+    assert plan.device_pages == 124
+    assert plan.host_pages == 186
+
+
+@given(inspections, counts, counts, page_sizes, st.booleans())
+def test_more_tokens_never_take_less(pair: Inspection, one: int, other: int, page: int, gpu: bool) -> None:
+    less, more = sorted((one, other))
+    for tier in ("host", "device"):
+        small, large = (
+            size_memory(_spec(**{tier: {"tokens": n}}, page_size=page, gpu=gpu), pair) for n in (less, more)
+        )
+        assert small.limit <= large.limit
+
+
+@given(inspections, geometries, st.booleans())
+def test_a_larger_model_never_takes_less(pair: Inspection, geometry: KVGeometry, gpu: bool) -> None:
+    assert pair.draft is not None
+    for part in ("target", "draft"):
+        old = getattr(pair, part)
+        grown = KVGeometry(
+            *(max(getattr(old.geometry, n), getattr(geometry, n)) for n in ("layers", "kv_heads", "head_dim"))
+        )
+        larger = replace(pair, **{part: replace(old, geometry=grown, parameters=old.parameters + 1)})
+        assert size_memory(_spec(gpu=gpu), pair).limit <= size_memory(_spec(gpu=gpu), larger).limit
+
+
+@given(inspections, counts, page_sizes)
+def test_a_draft_adds_its_own_bytes_and_no_more(pair: Inspection, tokens: int, page: int) -> None:
+    plain = size_memory(_spec(host={"tokens": tokens}, page_size=page, speculative=False), pair)
+    paired = size_memory(_spec(host={"tokens": tokens}, page_size=page), pair)
+    assert plain.host_pages == paired.host_pages
+    assert plain.host_draft == 0
+    assert paired.host_target == plain.host_target
+    assert 0 <= paired.limit - plain.limit - paired.host_draft + MIB < 2 * MIB
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_overhead(gpu: bool) -> None:
+    pair = Inspection(_LLAMA, _EAGLE)
+    assert size_memory(_spec(gpu=gpu), pair).overhead == DEFAULT_OVERHEAD["cuda" if gpu else "cpu"]
+    assert size_memory(_spec(gpu=gpu, memory={"overhead": "3Gi"}), pair).overhead == 3 * 2**30
+
+
+def test_a_fraction_of_the_gpu_leaves_the_device_pages_to_the_pod() -> None:
+    plan = size_memory(_spec(device={"memoryFraction": "0.85"}), Inspection(_LLAMA, _EAGLE))
+    assert plan.device_pages is None
+    assert "devicePages" not in plan.to_status()
+
+
+def test_number_format_follows_the_device() -> None:
+    assert kv_dtype(_spec(gpu=True)) == "bfloat16"
+    assert kv_dtype(_spec(gpu=False)) == "float32"
+
+
+def test_a_device_tier_below_one_page() -> None:
+    with pytest.raises(SizingError, match=r"spec\.kvCache\.device\.size: one page pair takes 8448Ki; .* found 1Mi"):
+        size_memory(_spec(device={"size": "1Mi"}), Inspection(_LLAMA, _EAGLE))
+
+
+def test_an_inspection_without_the_draft() -> None:
+    with pytest.raises(SizingError, match="the inspection did not read the draft"):
+        size_memory(_spec(), Inspection(_LLAMA))
+
+
+def test_shortfall_under_the_manual_policy() -> None:
+    plan = size_memory(_spec(), Inspection(_LLAMA, _EAGLE))
+    assert shortfall(plan, plan.limit) == 0
+    assert shortfall(plan, plan.limit + 1) == 0
+    assert shortfall(plan, plan.limit - 5) == 5
+
+
+def test_a_declared_geometry_stands_above_the_inspected_one() -> None:
+    declared = {"layers": 16, "kvHeads": 8, "headDim": 128, "parameters": 10}
+    spec = _spec(gpu=False, model={"uri": "pvc://models/llama", "kvGeometry": declared})
+    plan = size_memory(spec, Inspection(_LLAMA, _EAGLE))
+    assert plan.target_bytes_per_token == 16 * 8 * 128 * 2 * 4
+    assert plan.device == 4 * (10 + _EAGLE.parameters) + 64 * (plan.target_bytes_per_page + plan.draft_bytes_per_page)
+
+
+def test_what_is_known_without_reading_files() -> None:
+    geometry = {"layers": 32, "kvHeads": 8, "headDim": 128}
+    target = {"uri": "pvc://models/llama", "kvGeometry": geometry}
+    draft = {
+        "algorithm": "EAGLE3",
+        "draftModel": {"uri": "pvc://models/eagle", "kvGeometry": {**geometry, "layers": 1}},
+    }
+    assert known_inspection(_spec()) is None
+    assert known_inspection(_spec(model=target)) is None
+    known = known_inspection(_spec(model=target, speculative=draft))
+    assert known is not None
+    assert known.draft is not None
+    assert known.target.geometry == _LLAMA.geometry
+    assert known.draft.geometry == _EAGLE.geometry
+    assert known.target.declared
+    assert known_inspection(_spec(model={"uri": "builtin://tiny"}, speculative=False)) == Inspection(
+        builtin_facts("tiny").target
+    )
+
+
+@given(inspections, counts)
+def test_status_says_the_same_in_quantities(pair: Inspection, tokens: int) -> None:
+    plan: MemoryPlan = size_memory(_spec(host={"tokens": tokens}, storage=True), pair)
+    status = plan.to_status()
+    terms = ("hostTarget", "hostDraft", "staging", "sharedMemory", "overhead", "device")
+    total = sum(parse_bytes(status[term]) for term in terms)
+    assert parse_bytes(status["limit"]) == plan.limit
+    assert total <= plan.limit < total + MIB
+    assert status["hostPages"] * plan.page_size * status["targetBytesPerToken"] == parse_bytes(status["hostTarget"])

@@ -1,0 +1,180 @@
+"""What the CRD does on a real API server: defaults, columns, scale, and the one thing that cannot change."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from speccache_api import names
+from speccache_api.geometry import builtin_facts
+from speccache_api.resource import SpecCacheDeployment
+from speccache_api.sizing import size_memory
+from speccache_api.status import CONDITION_TYPES, summary
+
+_SAMPLES = sorted((Path(__file__).parents[2] / "samples").glob("*.yaml"))
+
+
+def _resource(name: str, **kv_cache: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "metadata": {"name": name},
+        "spec": {
+            "model": {"uri": "builtin://tiny"},
+            "kvCache": {"device": {"tokens": 4096}, "host": {"tokens": 4096}, **kv_cache},
+        },
+    }
+
+
+@pytest.fixture
+def stored(api: Any, apply: Any, request: pytest.FixtureRequest) -> Iterator[str]:
+    """Name of a resource with a created claim, deleted after the test."""
+    name = f"case-{abs(hash(request.node.name)) % 10**8}"
+    manifest = _resource(name, storage={"persistentVolumeClaim": {"size": "1Gi", "accessModes": ["ReadWriteMany"]}})
+    answer = apply(stdin=yaml.safe_dump(manifest))
+    assert answer.returncode == 0, answer.stderr
+    yield name
+    api("delete", names.PLURAL, name)
+
+
+def _get(api: Any, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(api("get", names.PLURAL, name, "-o", "json").stdout)
+    return found
+
+
+@pytest.mark.parametrize("path", _SAMPLES, ids=lambda path: path.name)
+def test_a_sample_is_accepted_with_strict_validation(path: Path, apply: Any) -> None:
+    answer = apply("--dry-run=server", stdin=path.read_text())
+    assert answer.returncode == 0, answer.stderr
+    assert "arning" not in answer.stderr
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"kvCache.storage": {"persistentVolumeClaim": {"claimName": "kv"}}},
+        {"speculative": {"algorithm": "EAGLE3", "draftModel": {"uri": "builtin://tiny"}}},
+        {"drain": {"flushTimeoutSeconds": 5}, "memory": {}},
+    ],
+    ids=["minimal", "storage", "speculation", "half of a group"],
+)
+def test_defaults_are_those_of_the_models(more: dict[str, Any], apply: Any) -> None:
+    manifest = _resource("defaults")
+    for path, value in more.items():
+        group = manifest["spec"]
+        for part in path.split(".")[:-1]:
+            group = group[part]
+        group[path.split(".")[-1]] = value
+    answer = apply("--dry-run=server", "-o", "json", stdin=yaml.safe_dump(manifest))
+    assert answer.returncode == 0, answer.stderr
+    ours = SpecCacheDeployment.parse(manifest).spec.model_dump(by_alias=True, exclude_none=True)
+    assert json.loads(answer.stdout)["spec"] == ours
+
+
+def test_a_null_where_a_default_exists_becomes_the_default(apply: Any) -> None:
+    answer = apply("--dry-run=server", "-o", "json", stdin=json.dumps(_resource("nulls", pageSize=None)))
+    assert json.loads(answer.stdout)["spec"]["kvCache"]["pageSize"] == 64
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        {"claimName": "other"},
+        {"size": "2Gi", "accessModes": ["ReadWriteMany"]},
+        {"size": "1Gi", "accessModes": ["ReadWriteMany"], "storageClassName": "fast"},
+    ],
+    ids=["named instead of created", "size", "class"],
+)
+def test_the_claim_cannot_change(claim: dict[str, Any], stored: str, api: Any) -> None:
+    patch = [{"op": "replace", "path": "/spec/kvCache/storage/persistentVolumeClaim", "value": claim}]
+    answer = api("patch", names.PLURAL, stored, "--type=json", "-p", json.dumps(patch))
+    assert answer.returncode != 0
+    assert "spec.kvCache.storage.persistentVolumeClaim" in answer.stderr
+    assert "the claim of the storage tier cannot change" in answer.stderr
+
+
+def test_the_rest_can_change_beside_an_unchanged_claim(stored: str, api: Any) -> None:
+    changes = {"replicas": 3, "kvCache": {"pageSize": 16, "storage": {"missingDraft": "Degrade"}}}
+    answer = api("patch", names.PLURAL, stored, "--type=merge", "-p", json.dumps({"spec": changes}))
+    assert answer.returncode == 0, answer.stderr
+
+
+def test_the_storage_tier_can_be_removed_and_another_one_added(stored: str, api: Any) -> None:
+    for storage in (None, {"persistentVolumeClaim": {"claimName": "other"}}):
+        patch = {"spec": {"kvCache": {"storage": storage}}}
+        answer = api("patch", names.PLURAL, stored, "--type=merge", "-p", json.dumps(patch))
+        assert answer.returncode == 0, answer.stderr
+
+
+def _status(manifest: dict[str, Any]) -> dict[str, Any]:
+    resource = SpecCacheDeployment.parse(manifest)
+    plan = size_memory(resource.spec, builtin_facts("tiny"))
+    return {
+        **summary(resource),
+        "observedGeneration": 1,
+        "replicas": 2,
+        "readyReplicas": 1,
+        "selector": ",".join(f"{key}={value}" for key, value in names.selector_labels(resource.name).items()),
+        "fingerprint": "0" * 64,
+        "memory": plan.to_status(),
+        "conditions": [
+            {
+                "type": kind,
+                "status": "False",
+                "reason": "ReplicasStarting",
+                "message": "1 of 2 replicas serve",
+                "observedGeneration": 1,
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+            }
+            for kind in CONDITION_TYPES
+        ],
+    }
+
+
+def test_status_columns_and_scale(stored: str, api: Any, apply: Any) -> None:
+    status = _status(_get(api, stored))
+    manifest = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": {"name": stored}, "status": status}
+    answer = apply("--subresource=status", "--field-manager", names.FIELD_MANAGER, stdin=yaml.safe_dump(manifest))
+    assert answer.returncode == 0, answer.stderr
+    assert _get(api, stored)["status"] == status
+
+    header, row = api("get", names.SHORT_NAME, stored).stdout.splitlines()
+    assert header.split() == ["NAME", "READY", "REASON", "MODEL", "DRAFT", "REPLICAS", "MEMORY", "STORAGE", "AGE"]
+    memory = status["memory"]["limit"]
+    assert row.split()[:-1] == [stored, "False", "ReplicasStarting", "tiny", "2", memory, f"{stored}-kv"]
+
+    raw = api("get", "--raw", f"/apis/{names.API_VERSION}/namespaces/default/{names.PLURAL}/{stored}/scale").stdout
+    scale = json.loads(raw)
+    assert scale["spec"]["replicas"] == 1
+    assert scale["status"] == {"replicas": 2, "selector": status["selector"]}
+
+
+def test_scaling_by_the_subresource(stored: str, api: Any) -> None:
+    answer = api("scale", names.PLURAL, stored, "--replicas=5")
+    assert answer.returncode == 0, answer.stderr
+    assert _get(api, stored)["spec"]["replicas"] == 5
+
+
+def test_the_scale_subresource_is_bound_by_the_rules(api: Any, apply: Any) -> None:
+    manifest = _resource("single", storage={"persistentVolumeClaim": {"size": "1Gi"}})
+    assert apply(stdin=yaml.safe_dump(manifest)).returncode == 0
+    answer = api("scale", names.PLURAL, "single", "--replicas=2")
+    assert answer.returncode != 0
+    assert "accessModes: [ReadWriteMany]" in answer.stderr
+
+
+def test_a_status_write_cannot_change_the_spec(stored: str, api: Any) -> None:
+    patch = {"spec": {"replicas": 9}, "status": {"replicas": 1}}
+    answer = api("patch", names.PLURAL, stored, "--subresource=status", "--type=merge", "-p", json.dumps(patch))
+    assert answer.returncode == 0, answer.stderr
+    found = _get(api, stored)
+    assert (found["spec"]["replicas"], found["status"]["replicas"]) == (1, 1)
+
+
+def test_explain_tells_unit_and_consequence(api: Any) -> None:
+    text = " ".join(api("explain", f"{names.SHORT_NAME}.spec.kvCache.host.size").stdout.split())
+    assert "the TOTAL of the pod with the draft's half included" in text
