@@ -7,8 +7,8 @@ Every callback runs inside `poll`, on the thread that owns the index, so nothing
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from speccache_runtime.cache.storage.store import PairRead, PairStore, PairWrite, Presence
@@ -19,14 +19,46 @@ WRITERS = 1
 _T = TypeVar("_T")
 
 
+class Workers:
+    """`count` threads that run jobs in order of arrival.
+
+    They are daemons: the standard library's pools are waited for when the process ends, so that one call that a dead
+    network volume never answers would keep a drained process alive until it is killed.
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        self._count = count
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        for number in range(count):
+            threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True).start()
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Queues a job, which must not raise."""
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """Drops the jobs that have not begun and ends the threads; does not wait for one that hangs."""
+        while not self._jobs.empty():
+            try:
+                self._jobs.get_nowait()
+            except queue.Empty:
+                break
+        for _ in range(self._count):
+            self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+
 class StorageIO:
     """The storage tier seen from the engine thread. `wake` is called from a worker when a result is ready."""
 
     def __init__(self, store: PairStore, wake: Callable[[], None]) -> None:
         self._store = store
         self._wake = wake
-        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="storage-read")
-        self._writers = ThreadPoolExecutor(WRITERS, thread_name_prefix="storage-write")
+        self._readers = Workers(READERS, "storage-read")
+        self._writers = Workers(WRITERS, "storage-write")
         self._results: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
     def lookup(self, keys: Sequence[bytes], then: Callable[[Sequence[Presence]], None]) -> None:
@@ -48,7 +80,7 @@ class StorageIO:
         """Writes a pair from the caller's host page, which must not change until `then` has run."""
         self._run(self._writers, lambda: self._store.write_pair(key, target, draft, successors), then)
 
-    def _run(self, pool: ThreadPoolExecutor, work: Callable[[], _T], then: Callable[[_T], None]) -> None:
+    def _run(self, pool: Workers, work: Callable[[], _T], then: Callable[[_T], None]) -> None:
         def job() -> None:
             try:
                 result = work()
@@ -78,6 +110,6 @@ class StorageIO:
 
     def close(self) -> None:
         """Stops taking work; operations that have not begun are dropped. Does not wait for one that hangs."""
-        self._readers.shutdown(wait=False, cancel_futures=True)
-        self._writers.shutdown(wait=False, cancel_futures=True)
+        self._readers.close()
+        self._writers.close()
         self._store.close()

@@ -1,0 +1,73 @@
+"""A page's key names the whole prefix that ends with it, and nothing else."""
+
+import hashlib
+import struct
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from speccache_runtime.cache.keys import ROOT, KeyChain, pack_tokens
+
+TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
+PAGES = st.integers(1, 5)
+
+
+def keys_of(tokens: list[int], page_size: int) -> list[bytes]:
+    chain = KeyChain(page_size)
+    chain.extend(tokens, len(tokens) // page_size)
+    return chain.keys
+
+
+@given(TOKENS, TOKENS, TOKENS, PAGES)
+def test_equal_prefixes_have_equal_keys(prefix: list[int], one: list[int], other: list[int], page_size: int) -> None:
+    shared = len(prefix) // page_size
+    assert keys_of(prefix + one, page_size)[:shared] == keys_of(prefix + other, page_size)[:shared]
+
+
+@given(st.data(), st.lists(st.integers(0, 50), min_size=1, max_size=40), PAGES)
+def test_one_other_token_changes_its_page_and_all_later_keys(
+    data: st.DataObject, tokens: list[int], page_size: int
+) -> None:
+    at = data.draw(st.integers(0, len(tokens) - 1))
+    changed = list(tokens)
+    changed[at] = data.draw(st.integers(0, 50).filter(lambda token: token != tokens[at]))
+    before, after = keys_of(tokens, page_size), keys_of(changed, page_size)
+    first = at // page_size
+    assert before[:first] == after[:first]
+    assert not set(before[first:]) & set(after)
+
+
+@given(st.lists(TOKENS, min_size=2, max_size=6), PAGES)
+def test_no_two_prefixes_share_a_key(prompts: list[list[int]], page_size: int) -> None:
+    prefixes = {
+        tuple(prompt[: (page + 1) * page_size]) for prompt in prompts for page in range(len(prompt) // page_size)
+    }
+    keys = {key for prompt in prompts for key in keys_of(prompt, page_size)}
+    assert len(keys) == len(prefixes)
+
+
+@given(TOKENS, PAGES, st.data())
+def test_a_chain_that_grows_in_steps_is_the_chain_made_at_once(
+    tokens: list[int], page_size: int, data: st.DataObject
+) -> None:
+    total = len(tokens) // page_size
+    chain = KeyChain(page_size)
+    for upto in [*sorted(data.draw(st.lists(st.integers(0, total), max_size=4))), total]:
+        chain.extend(tokens[: max(upto, len(chain.keys)) * page_size], upto)
+    assert chain.keys == keys_of(tokens, page_size)
+    assert b"".join(chain.packed) == pack_tokens(tokens[: total * page_size])
+    assert [chain.parent(page) for page in range(total)] == [ROOT, *chain.keys][:total]
+
+
+@given(TOKENS, PAGES)
+def test_page_size_is_not_part_of_a_key_but_its_tokens_are(tokens: list[int], page_size: int) -> None:
+    assume(len(tokens) >= page_size)
+    first = keys_of(tokens, page_size)[0]
+    assert first == hashlib.sha256(bytes(32) + struct.pack(f"<{page_size}I", *tokens[:page_size])).digest()
+
+
+@pytest.mark.parametrize("token", [-1, 2**32])
+def test_ids_that_are_no_tokens_are_refused(token: int) -> None:
+    with pytest.raises(struct.error):
+        pack_tokens([token])

@@ -1,0 +1,129 @@
+"""Which pages may be used, cached and published; what a page is made of; which slots a request's tokens have."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from speccache_runtime.cache.layout import HostRecord, Layout, attention_layout
+from speccache_runtime.cache.lease import Lease
+from speccache_runtime.cache.policy import MissingDraft, cacheable_pages, publishable_pages, usable_pages
+from speccache_runtime.cache.pool import HostArena, KVPool, PoolShape
+from speccache_runtime.errors import ConfigError
+
+SIZES = st.integers(1, 8)
+
+
+@given(st.lists(st.booleans(), max_size=12))
+def test_recompute_uses_whole_pairs_up_to_the_first_gap_and_degrade_uses_all(present: list[bool]) -> None:
+    use = usable_pages(present, MissingDraft.RECOMPUTE)
+    assert all(present[:use])
+    assert use == len(present) or not present[use]
+    assert usable_pages(present, MissingDraft.DEGRADE) == len(present)
+
+
+@given(st.integers(0, 100), SIZES)
+def test_a_hit_leaves_at_least_the_last_token_to_compute(num_tokens: int, page_size: int) -> None:
+    covered = cacheable_pages(num_tokens, page_size) * page_size
+    assert covered <= max(0, num_tokens - 1)
+    assert num_tokens - covered <= page_size or num_tokens == 0
+
+
+@given(st.integers(0, 100), st.integers(0, 100), SIZES, st.integers(0, 3))
+def test_a_published_page_is_computed_and_its_successors_are_known(
+    num_tokens: int, computed: int, page_size: int, lookahead: int
+) -> None:
+    pages = publishable_pages(num_tokens, computed, page_size, lookahead)
+    assert pages >= 0
+    if pages:
+        assert pages * page_size <= computed
+        assert pages * page_size + lookahead <= num_tokens
+    more = (pages + 1) * page_size
+    assert more > computed or more + lookahead > num_tokens
+
+
+@given(SIZES, SIZES, SIZES, SIZES, st.sampled_from([2, 4]))
+def test_a_layout_covers_its_half_without_gap_or_overlap(
+    layers: int, kv_heads: int, head_dim: int, page_size: int, element: int
+) -> None:
+    layout = attention_layout(
+        layers=layers, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size, element_bytes=element
+    )
+    at = 0
+    for buffer, offset in zip(layout.buffers, layout.offsets, strict=True):
+        assert offset == at
+        at += buffer.page_bytes
+    assert layout.page_bytes == at == layers * 2 * page_size * kv_heads * head_dim * element
+    assert layout.num_layers == layers
+    assert [(b.layer, b.name) for b in layout.buffers] == [(n, name) for n in range(layers) for name in ("k", "v")]
+
+
+def test_a_host_record_is_the_target_half_and_then_the_draft_half() -> None:
+    target, draft = attention_layout_of(2), attention_layout_of(1)
+    record = HostRecord(target, draft)
+    assert record.draft_offset == target.page_bytes
+    assert record.page_bytes == target.page_bytes + draft.page_bytes
+    arena = HostArena(record, 3, pinned=False)
+    for page in range(3):
+        arena.target_half(page)[:] = bytes([10 + page]) * target.page_bytes
+        arena.draft_half(page)[:] = bytes([20 + page]) * draft.page_bytes
+    rows = arena.rows
+    for page in range(3):
+        assert (rows[page, : target.page_bytes] == 10 + page).all()
+        assert (rows[page, target.page_bytes :] == 20 + page).all()
+
+
+def test_a_host_tier_may_have_no_pages_and_no_draft() -> None:
+    record = HostRecord(attention_layout_of(1), None)
+    assert record.page_bytes == record.draft_offset
+    assert len(HostArena(record, 1, pinned=False).draft_half(0)) == 0
+    HostArena(record, 0, pinned=False).close()
+
+
+def test_a_pool_shows_each_page_as_the_bytes_of_its_tensors() -> None:
+    shape = PoolShape(layers=2, kv_heads=2, head_dim=4, page_size=4, dtype=torch.bfloat16)
+    pool = KVPool(shape, 3, torch.device("cpu"))
+    for layer in range(2):
+        pool.k[layer].normal_(generator=torch.Generator().manual_seed(layer))
+        pool.v[layer].normal_(generator=torch.Generator().manual_seed(10 + layer))
+    for view, buffer in zip(pool.page_bytes(), pool.layout.buffers, strict=True):
+        tensor = (pool.k if buffer.name == "k" else pool.v)[buffer.layer]
+        assert view.shape == (3, buffer.page_bytes)
+        for page in range(3):
+            assert torch.equal(view[page].view(torch.bfloat16), tensor[page].flatten())
+
+
+@given(st.integers(1, 5), st.lists(st.integers(0, 30), min_size=1, max_size=8, unique=True), st.data())
+def test_slots_follow_the_pages_in_the_order_of_the_tokens(
+    page_size: int, pages: list[int], data: st.DataObject
+) -> None:
+    lease = Lease(page_size)
+    split = data.draw(st.integers(0, len(pages)))
+    absent = data.draw(st.lists(st.booleans(), min_size=split, max_size=split))
+    lease.add(pages[:split], [None] * split, absent)
+    lease.add(pages[split:], [None] * (len(pages) - split), [False] * (len(pages) - split))
+    start = data.draw(st.integers(0, lease.num_slots - 1))
+    rows = data.draw(st.integers(1, lease.num_slots - start))
+    expected = [pages[i // page_size] * page_size + i % page_size for i in range(start, start + rows)]
+    assert lease.slots(start, rows).tolist() == expected
+    assert lease.table(torch.device("cpu"), draft=False).tolist() == pages
+    kept = [page for page, gone in zip(pages, absent + [False] * len(pages), strict=False) if not gone]
+    assert lease.table(torch.device("cpu"), draft=True).tolist() == kept
+    assert lease.num_absent == sum(absent)
+
+
+def test_a_draft_pool_that_cannot_share_page_numbers_stops_the_start(tools: SimpleNamespace) -> None:
+    rig = tools.Rig(draft=False)
+    shape = PoolShape(layers=1, kv_heads=1, head_dim=4, page_size=tools.PAGE, dtype=torch.float32)
+    with pytest.raises(ConfigError, match="before the first request"):
+        rig.cache.register_draft(KVPool(shape, 32, torch.device("cpu")), lookahead=1)
+    fresh = type(rig.cache)(rig.target, host_pages=4, answer=MissingDraft.DEGRADE, metrics=rig.metrics)
+    with pytest.raises(ConfigError, match="draft pool has 31 pages"):
+        fresh.register_draft(KVPool(shape, 31, torch.device("cpu")), lookahead=1)
+    rig.close()
+
+
+def attention_layout_of(layers: int) -> Layout:
+    return attention_layout(layers=layers, kv_heads=1, head_dim=4, page_size=4, element_bytes=4)
