@@ -244,3 +244,13 @@ def engine_config() -> EngineConfig:
         port=0,
         host="127.0.0.1",
     )
+
+
+@pytest.fixture
+def make_engine() -> type[ScriptedEngine]:
+    return ScriptedEngine
+
+
+@pytest.fixture
+def make_tokenizer() -> type[ByteTokenizer]:
+    return ByteTokenizer

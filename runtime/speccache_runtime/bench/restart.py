@@ -1,0 +1,140 @@
+"""`bench restart`: what a restart costs a server that keeps both halves of its KV cache, and one that lost the draft's.
+
+    cold             a new server on empty storage
+    restored         its successor on the same storage: pairs come back whole
+    draft withheld   a successor on a copy of that storage without the draft's halves, told to use the rest (Degrade)
+    plain            a server without speculation and without storage, for comparison
+
+Every run is a `speccache-runtime serve` process of its own, ended by SIGTERM as a pod is. The prompts are sent one at a
+time, greedy, so the text of all runs must be the same.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from speccache_api.resource import SpecCacheDeployment
+from speccache_runtime.bench.client import complete
+from speccache_runtime.bench.prompts import Prompt, load_prompts
+from speccache_runtime.bench.report import COLD, PLAIN, RESTORED, TITLES, WITHHELD, Report, Run
+from speccache_runtime.bench.server import BenchError, Server
+from speccache_runtime.cache.storage.base import LAYOUT, ObjectName
+from speccache_runtime.cache.storage.codec import Half
+from speccache_runtime.errors import ConfigError
+from speccache_runtime.local import parse_resource, read_resource
+
+VERSIONS_OF = ("speccache", "torch", "transformers")
+
+
+def run_restart_bench(path: Path, claims: Sequence[str], scratch: Path | None, new_tokens: int) -> Report:
+    """Measure all four runs; progress goes to standard error. Temporary storage is made under `scratch`, and removed.
+
+    Raises ConfigError for a resource that cannot show the effect, BenchError when a server cannot be run.
+    """
+    data = read_resource(path)
+    resource = parse_resource(data, path)
+    _check(resource)
+    with tempfile.TemporaryDirectory(prefix="speccache-bench-", dir=_existing(scratch)) as folder:
+        bench = _Bench(Path(folder), data, resource.served_name, tuple(claims), load_prompts(), new_tokens)
+        stored, withheld = Path(folder) / "storage", Path(folder) / "withheld"
+        cold = bench.run(COLD, data, stored)
+        shutil.copytree(stored, withheld)
+        withhold_drafts(withheld)
+        restored = bench.run(RESTORED, data, stored)
+        degraded = bench.run(WITHHELD, with_degrade(data), withheld)
+        plain = bench.run(PLAIN, without_speculation(data), None)
+    return Report([cold, restored, degraded], plain, {"new_tokens": new_tokens, **_about(resource)})
+
+
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    folder: Path
+    data: dict[str, Any]
+    model: str
+    claims: tuple[str, ...]
+    prompts: tuple[Prompt, ...]
+    new_tokens: int
+
+    def run(self, name: str, data: dict[str, Any], storage: Path | None) -> Run:
+        """Start a server for `data` on `storage`, send every prompt, end the server."""
+        resource = self.folder / f"{name}.yaml"
+        resource.write_text(yaml.safe_dump(data), encoding="utf-8")
+        begun = time.monotonic()
+        _progress(f"{TITLES[name]}: starting … ")
+        with Server(resource, self.claims, storage) as server:
+            _progress(f"{time.monotonic() - begun:.1f} s; {len(self.prompts)} prompts ")
+            answers = []
+            for prompt in self.prompts:
+                answers.append(complete(server.url, self.model, prompt.text, self.new_tokens))
+                _progress(".")
+        _progress(f" {time.monotonic() - begun:.1f} s\n")
+        return Run(name, self.prompts, answers)
+
+
+def with_degrade(data: dict[str, Any]) -> dict[str, Any]:
+    """The resource, told to use target halves whose draft half is missing."""
+    changed = copy.deepcopy(data)
+    changed["spec"]["kvCache"]["storage"]["missingDraft"] = "Degrade"
+    return changed
+
+
+def without_speculation(data: dict[str, Any]) -> dict[str, Any]:
+    """The resource without draft and without storage tier: nothing but the target decodes."""
+    changed = copy.deepcopy(data)
+    changed["spec"]["speculative"] = {"algorithm": "None"}
+    del changed["spec"]["kvCache"]["storage"]
+    return changed
+
+
+def withhold_drafts(storage: Path) -> None:
+    """Remove every draft object. Raises BenchError when there was none."""
+    part = ObjectName("0" * 64, Half.DRAFT, "0" * 64).directory[2]
+    found = list((storage / LAYOUT).glob(f"*/{part}"))
+    if not found:
+        raise BenchError(f"the cold run has left no draft objects under {storage}")
+    for directory in found:
+        shutil.rmtree(directory)
+
+
+def _check(resource: SpecCacheDeployment) -> None:
+    if resource.spec.draft is None or resource.spec.kv_cache.storage is None:
+        raise ConfigError(
+            "bench restart needs a resource with spec.speculative.draftModel and spec.kvCache.storage, such as "
+            "samples/tiny.yaml: it measures what becomes of both after a restart"
+        )
+
+
+def _existing(scratch: Path | None) -> Path | None:
+    if scratch is not None and not scratch.is_dir():
+        raise ConfigError(f"--storage-dir: {scratch} is not a directory")
+    return scratch
+
+
+def _about(resource: SpecCacheDeployment) -> dict[str, Any]:
+    versions = {name: metadata.version(name) for name in VERSIONS_OF} | {"python": platform.python_version()}
+    hardware = {"device": resource.spec.device, "cpu": _cpu_name(), "cores": len(os.sched_getaffinity(0))}
+    return {"model": resource.spec.model.uri, "hardware": hardware, "versions": versions}
+
+
+def _cpu_name() -> str:
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def _progress(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()

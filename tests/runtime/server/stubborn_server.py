@@ -1,0 +1,76 @@
+"""Run as a program: a server whose engine loads or drains for ever, as its argument says. For tests of signals."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+from prometheus_client import CollectorRegistry
+
+from speccache_runtime.config import EngineConfig
+from speccache_runtime.core import Output, Request
+from speccache_runtime.server.run import serve
+
+
+class StubbornEngine:
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.ready = False
+        self.failed: str | None = None
+        self.limits = SimpleNamespace(max_context=10, vocab_size=10, eos_token_ids=frozenset())
+
+    def start(self) -> None:
+        self._hang_at("load")
+        self.ready = True
+
+    def submit(self, request: Request, on_output: Callable[[Output], None]) -> None:
+        raise NotImplementedError
+
+    def abort(self, request_id: str) -> None:
+        raise NotImplementedError
+
+    def drain(self, request_timeout: float, flush_timeout: float) -> None:
+        self._hang_at("drain")
+
+    def stop(self) -> None:
+        sys.stdout.write("engine stopped\n")
+
+    def _hang_at(self, where: str) -> None:
+        if self.where == where:
+            threading.Event().wait()
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    config = EngineConfig(
+        name="m",
+        namespace="default",
+        served_name="m",
+        device="cpu",
+        kv_dtype="float32",
+        target_uri="builtin://tiny",
+        target_path=Path("/nowhere"),
+        algorithm="None",
+        draft_uri=None,
+        draft_path=None,
+        num_steps=0,
+        page_size=64,
+        device_pages=1,
+        device_memory_fraction=None,
+        host_pages=1,
+        storage=None,
+        target_bytes_per_page=64,
+        draft_bytes_per_page=0,
+        request_timeout=1.0,
+        flush_timeout=1.0,
+        port=0,
+        host="127.0.0.1",
+    )
+    serve(StubbornEngine(sys.argv[1]), None, config, CollectorRegistry(), say)  # type: ignore[arg-type]
