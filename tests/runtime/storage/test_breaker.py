@@ -70,16 +70,18 @@ def test_one_attempt_while_half_open(breaker: Breaker, clock) -> None:
     assert breaker.allow()
 
 
-def test_late_answers_of_calls_from_before_the_opening_change_nothing(breaker: Breaker, clock) -> None:
-    for _ in range(10):
+def test_late_answers_of_calls_from_before_the_opening_change_nothing(breaker: Breaker, clock, changes) -> None:
+    for _ in range(6):
         assert breaker.allow()
-    for _ in range(8):
+    for _ in range(3):
         breaker.failure()
+    clock.now += 1.0
+    breaker.failure()
     breaker.success()
     breaker.failure()
-    assert breaker.state is OPEN
-    clock.now += 2.0
-    assert breaker.allow()  # still the first back-off: the crowd has not doubled it
+    assert changes == [OPEN]
+    clock.now += 1.0
+    assert breaker.allow()  # the first back-off: late failures have neither doubled it nor begun it anew
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from speccache_runtime.cache.storage import file
 from speccache_runtime.cache.storage.base import BackendError, ObjectName, ReadStatus
 from speccache_runtime.cache.storage.codec import HEADER_SIZE, Half
 from speccache_runtime.cache.storage.file import FileBackend
@@ -75,6 +76,16 @@ def test_any_other_length_is_told(backend: FileBackend, tmp_path: Path, length: 
     os.truncate(tmp_path / NAME.path, length)
     expected = ReadStatus.FOUND if length == HEADER_SIZE + len(PAYLOAD) else ReadStatus.WRONG_LENGTH
     assert read(backend, NAME)[0] is expected
+
+
+def test_a_file_that_ends_before_its_size_is_no_endless_read() -> None:
+    """As when it is cut between the look at its size and the read. A sysfs file claims a page and has a few bytes."""
+    descriptor = os.open("/sys/devices/system/cpu/online", os.O_RDONLY)
+    try:
+        size = os.fstat(descriptor).st_size
+        assert file._fill(descriptor, [memoryview(bytearray(size))]) is ReadStatus.WRONG_LENGTH
+    finally:
+        os.close(descriptor)
 
 
 def test_a_link_is_not_followed(backend: FileBackend, tmp_path: Path) -> None:

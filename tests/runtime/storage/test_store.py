@@ -195,7 +195,9 @@ def test_a_full_volume_stops_writes_but_not_reads(open_store, mount_tmpfs, fill_
     filler = fill_up(root)
     assert write(store, KEYS[1]) == PairWrite(HalfWrite.ERROR, HalfWrite.ERROR)
     assert write(store, KEYS[2]) == PairWrite(HalfWrite.DROPPED, HalfWrite.ERROR)
+    lookups = recorder.operations[Operation.LOOKUP, Half.TARGET, Result.OK]
     assert write(store, KEYS[3]) == PairWrite(HalfWrite.DROPPED, HalfWrite.DROPPED)
+    assert recorder.operations[Operation.LOOKUP, Half.TARGET, Result.OK] == lookups
     assert recorder.breaker == [(Operation.WRITE, BreakerState.OPEN)]
     assert recorder.errors.total() == 3
     assert {code for _, _, code in recorder.errors} == {"ENOSPC"}

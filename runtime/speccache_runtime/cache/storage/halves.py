@@ -113,7 +113,7 @@ class HalfStore:
         return Identity(self._namespace, self._half, key)
 
     def _fetch(self, name: ObjectName, key: bytes, into: memoryview) -> tuple[Result, int, Header | None]:
-        # Fresh and zeroed for each read: a backend that fills nothing must not meet the last read's valid header.
+        # Not kept from read to read: reads run in several threads.
         header = bytearray(HEADER_SIZE)
         status = self._backend.read(name, header, into)
         if status is ReadStatus.MISSING:
