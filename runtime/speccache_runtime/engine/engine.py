@@ -72,6 +72,11 @@ class Engine:
         """Requests that have not ended."""
         return len(self._sequences)
 
+    @property
+    def speculates(self) -> bool:
+        """Whether a draft proposes tokens."""
+        return self._proposer is not None
+
     def add(self, request: Request) -> None:
         """Queues a request and starts to fetch its prefix from storage."""
         lease = Lease(self.cache.page_size)
