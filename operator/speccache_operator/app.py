@@ -104,18 +104,20 @@ async def _lead(
     if stop.is_set() and not lost:
         logger.info("stopped", extra=fields(identity=settings.identity))
         return 0
-    logger.error("cannot go on", extra=fields(lease=str(_failure(holding)), work=str(_failure(working))))
+    failure = _failure(holding) or _failure(working)
+    logger.error("cannot go on", extra=fields(error=str(failure)), exc_info=failure)
     return 1
 
 
 async def _watch(settings: Settings, wakeups: Wakeups, stop: asyncio.Event) -> None:
     """kopf, until `stop` or an error that it cannot bear."""
-    # kopf replaces the signal handlers as it starts; `started` puts ours back, so that there is one way to stop.
-    memo = kopf.Memo(wakeups=wakeups, started=lambda: _stop_on_signals(stop))
+    others = asyncio.all_tasks()
     scope: dict[str, Any] = (
         {"clusterwide": True} if settings.namespace is None else {"namespaces": [settings.namespace]}
     )
-    await kopf.operator(memo=memo, standalone=True, stop_flag=stop, **scope)
+    tasks = await kopf.spawn_tasks(memo=kopf.Memo(wakeups=wakeups), standalone=True, stop_flag=stop, **scope)
+    _stop_on_signals(stop)  # kopf has replaced our handlers, and there should be one way to stop
+    await kopf.run_tasks(tasks, ignored=others)
     if not stop.is_set():
         raise RuntimeError("watching has ended by itself")
 

@@ -14,10 +14,9 @@ from speccache_operator.kinds import CLAIM, CONFIG_MAP, JOB, POD, RESOURCE, SERV
 
 
 @kopf.on.startup()
-async def configure(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
+async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
     """Before anything is watched."""
     watching.configure(settings)
-    memo.started()
 
 
 @kopf.on.login()

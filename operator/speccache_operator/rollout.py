@@ -103,6 +103,9 @@ def _starting(pods: Pods, served: Sequence[Object], blockers: Sequence[Condition
     if blockers:
         first = min(blockers, key=_rank)
         return Condition(READY, "False", Reason.WAITING, f"{counted}; waiting for {first.type}: {first.message}")
+    if not served:
+        text = f"{counted}; pods are being made: if none appears, see the StatefulSet's events (quota, policies)"
+        return Condition(READY, "False", Reason.PODS_MISSING, text)
     if not pods.current or pods.updated < pods.exist:
         return Condition(READY, "False", Reason.ROLLING_OUT, f"{counted}; pods are being replaced")
     if len(served) < pods.wanted:

@@ -1,0 +1,60 @@
+{{- /* Name of every object of the release; also of the Lease. */}}
+{{- define "speccache.name" -}}
+{{- $name := .Release.Name }}
+{{- if not (contains "speccache" $name) }}{{ $name = printf "%s-speccache" $name }}{{ end }}
+{{- printf "%s-operator" ($name | trunc 50 | trimSuffix "-") }}
+{{- end }}
+
+{{- /* Name of cluster-wide objects: two releases in two namespaces must not share them. */}}
+{{- define "speccache.clusterName" -}}
+{{- printf "%s:%s" .Release.Namespace (include "speccache.name" .) }}
+{{- end }}
+
+{{- define "speccache.selector" -}}
+app.kubernetes.io/name: speccache-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "speccache.labels" -}}
+{{ include "speccache.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end }}
+
+{{- define "speccache.pullSecrets" -}}
+{{- range . }}
+- name: {{ . }}
+{{- end }}
+{{- end }}
+
+{{- /*
+What the operator does to objects in the namespaces it watches; tests record its requests and compare.
+Server-side apply is `patch`, and also `create` when the object is new.
+*/}}
+{{- define "speccache.rules" -}}
+- apiGroups: [speccache.io]
+  resources: [speccachedeployments]
+  verbs: [get, list, watch]
+- apiGroups: [speccache.io]
+  resources: [speccachedeployments/status]
+  verbs: [patch]
+- apiGroups: [apps]
+  resources: [statefulsets]
+  verbs: [get, list, watch, create, patch]
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [configmaps]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [services, serviceaccounts, persistentvolumeclaims]
+  verbs: [get, list, watch, create, patch]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list, watch]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create]
+{{- end }}

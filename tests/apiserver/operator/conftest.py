@@ -1,0 +1,291 @@
+"""The real operator, as a process, against a real API server, with the very ServiceAccount, RBAC and environment that
+the chart gives it.
+
+In: what the operator does to objects. Out: what becomes of them. No kubelet and no controllers run here, so tests write
+the status of StatefulSets, Jobs, pods and claims themselves, and nothing is deleted by its owner reference.
+"""
+
+import base64
+import json
+import os
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from speccache_api import names
+
+_ROOT = Path(__file__).parents[3]
+_PATHS = {
+    "StatefulSet": ("apps/v1", "statefulsets"),
+    "Job": ("batch/v1", "jobs"),
+    "ConfigMap": ("v1", "configmaps"),
+    "Service": ("v1", "services"),
+    "ServiceAccount": ("v1", "serviceaccounts"),
+    "PersistentVolumeClaim": ("v1", "persistentvolumeclaims"),
+    "Pod": ("v1", "pods"),
+    "Event": ("v1", "events"),
+    "Node": ("v1", "nodes"),
+    "Lease": ("coordination.k8s.io/v1", "leases"),
+    names.KIND: (names.API_VERSION, names.PLURAL),
+}
+
+
+class Api:
+    """A small client for tests, as the cluster's administrator."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        config = yaml.safe_load(kubeconfig.read_text())
+        cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
+        self.server: str = cluster["server"]
+        self.authority = cluster["certificate-authority-data"]
+        context = ssl.create_default_context(cadata=base64.b64decode(self.authority).decode())
+        headers = {"Authorization": f"Bearer {user['token']}"}
+        self.http = httpx.Client(base_url=self.server, headers=headers, verify=context, timeout=30, trust_env=False)
+
+    def path(self, kind: str, namespace: str | None, name: str = "") -> str:
+        version, plural = _PATHS[kind]
+        root = f"/apis/{version}" if "/" in version else f"/api/{version}"
+        scope = f"/namespaces/{namespace}" if namespace else ""
+        return f"{root}{scope}/{plural}" + (f"/{name}" if name else "")
+
+    def get(self, kind: str, namespace: str | None, name: str) -> dict[str, Any] | None:
+        answer = self.http.get(self.path(kind, namespace, name))
+        return None if answer.status_code == 404 else self._good(answer)
+
+    def list(self, kind: str, namespace: str | None, selector: str = "") -> list[dict[str, Any]]:
+        found = self._good(self.http.get(self.path(kind, namespace), params={"labelSelector": selector}))
+        items: list[dict[str, Any]] = found["items"]
+        return items
+
+    def create(self, obj: dict[str, Any]) -> dict[str, Any]:
+        path = self.path(obj["kind"], obj["metadata"].get("namespace"))
+        return self._good(self.http.post(path, json=obj, params={"fieldManager": "test"}))
+
+    def patch(self, kind: str, namespace: str | None, name: str, patch: Any, subresource: str = "") -> dict[str, Any]:
+        path = self.path(kind, namespace, name) + (f"/{subresource}" if subresource else "")
+        headers = {"Content-Type": "application/merge-patch+json"}
+        return self._good(self.http.patch(path, content=json.dumps(patch), headers=headers))
+
+    def delete(self, kind: str, namespace: str | None, name: str) -> None:
+        answer = self.http.delete(self.path(kind, namespace, name))
+        assert answer.status_code in (200, 202, 404), answer.text
+
+    def _good(self, answer: httpx.Response) -> dict[str, Any]:
+        assert answer.is_success, f"{answer.request.method} {answer.request.url}: {answer.text}"
+        body: dict[str, Any] = answer.json()
+        return body
+
+
+def eventually(check: Callable[[], Any], seconds: float = 30.0) -> Any:
+    """The first true answer of `check`; AssertionError with its last answer when there is none in time."""
+    deadline = time.monotonic() + seconds
+    while True:
+        answer = check()
+        if answer:
+            return answer
+        assert time.monotonic() < deadline, f"not in {seconds} s; last answer {answer!r}"
+        time.sleep(0.05)
+
+
+@dataclass
+class OperatorProcess:
+    """One running operator. `lines` are its log, one object each."""
+
+    process: subprocess.Popen[str]
+    namespace: str
+    release: str
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    port: int = 0
+
+    def logged(self, message: str) -> list[dict[str, Any]]:
+        return [line for line in list(self.lines) if line["message"] == message]
+
+    def metrics(self) -> dict[str, float]:
+        text = httpx.get(f"http://127.0.0.1:{self.port}/metrics", trust_env=False).text
+        rows = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+        return {name: float(value) for name, value in rows}
+
+    def reconciles(self) -> float:
+        return sum(
+            value for name, value in self.metrics().items() if name.startswith("speccache_operator_reconciles_t")
+        )
+
+    def health(self) -> httpx.Response:
+        return httpx.get(f"http://127.0.0.1:{self.port}/healthz", trust_env=False)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(timeout=20)
+
+    def stop(self) -> int:
+        self.process.terminate()
+        return self.process.wait(timeout=20)
+
+
+@pytest.fixture(scope="session")
+def client(api: Any, apiserver: Path) -> Iterator[Api]:
+    """A client for the API server with the CRD installed."""
+    client = Api(apiserver)
+    yield client
+    client.http.close()
+
+
+@pytest.fixture(scope="session")
+def wait() -> Callable[..., Any]:
+    return eventually
+
+
+@pytest.fixture(scope="session")
+def rendered(helm: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[dict[str, Any]]]:
+    """Renders charts/speccache: `rendered(release, namespace, "watchNamespace=x", ...)`."""
+    home = str(tmp_path_factory.mktemp("helm"))
+    environment = {**os.environ, **{f"HELM_{name}_HOME": home for name in ("CACHE", "CONFIG", "DATA")}}
+
+    def render(release: str, namespace: str, *values: str) -> list[dict[str, Any]]:
+        sets = [word for value in values for word in ("--set", value)]
+        command = [str(helm), "template", release, str(_ROOT / "charts/speccache"), "--namespace", namespace, *sets]
+        command += ["--kube-version", "v1.35.4"]
+        text = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+        return [obj for obj in yaml.safe_load_all(text) if obj]
+
+    return render
+
+
+@pytest.fixture(scope="session")
+def start(
+    client: Api, kubectl_run: Any, rendered: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., OperatorProcess]]:
+    """Starts an operator: `start(release, namespace, *chart values, server=URL, watch=...)`.
+
+    Namespace, RBAC, ServiceAccount and the process's environment are the chart's; only where the API server is and the
+    HTTP port are the test's. All that still run are ended with the session.
+    """
+    running: list[OperatorProcess] = []
+
+    def run(release: str, namespace: str, *values: str, server: str = "") -> OperatorProcess:
+        objects = rendered(release, namespace, f"watchNamespace={namespace}", "resyncSeconds=5", *values)
+        deployment = next(obj for obj in objects if obj["kind"] == "Deployment")
+        rights = [obj for obj in objects if obj["kind"] not in ("Deployment", "Service")]
+        done = kubectl_run("apply", "-f", "-", stdin=yaml.safe_dump_all(rights))
+        assert done.returncode == 0, done.stderr
+        account = deployment["spec"]["template"]["spec"]["serviceAccountName"]
+        token = kubectl_run("-n", namespace, "create", "token", account).stdout.strip()
+        assert token
+        config = tmp_path_factory.mktemp(release) / "kubeconfig"
+        config.write_text(yaml.safe_dump(_kubeconfig(client, token, server)))
+        operator = _launch(deployment, namespace, release, config)
+        running.append(operator)
+        return operator
+
+    yield run
+    for operator in running:
+        if operator.process.poll() is None:
+            operator.stop()
+
+
+def _kubeconfig(client: Api, token: str, server: str) -> dict[str, Any]:
+    cluster = (
+        {"server": server} if server else {"server": client.server, "certificate-authority-data": client.authority}
+    )
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "operator",
+        "clusters": [{"name": "operator", "cluster": cluster}],
+        "users": [{"name": "operator", "user": {"token": token}}],
+        "contexts": [{"name": "operator", "context": {"cluster": "operator", "user": "operator"}}],
+    }
+
+
+def _launch(deployment: dict[str, Any], namespace: str, release: str, kubeconfig: Path) -> OperatorProcess:
+    container = deployment["spec"]["template"]["spec"]["containers"][0]
+    fields = {"metadata.name": f"{release}-pod", "metadata.namespace": namespace}
+    environment = {
+        entry["name"]: entry.get("value", "") or fields[entry["valueFrom"]["fieldRef"]["fieldPath"]]
+        for entry in container["env"]
+        if "value" not in entry or entry["value"]
+    }
+    environment |= {"KUBECONFIG": str(kubeconfig), "HTTP_PORT": "0", "PATH": os.environ["PATH"]}
+    assert container["command"] == ["speccache-operator", "run"]
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", "-m", "speccache_operator", "run", "--http-host", "127.0.0.1"],
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    operator = OperatorProcess(process, namespace, release)
+    threading.Thread(target=_read, args=(operator,), daemon=True).start()
+    eventually(lambda: operator.logged("listening") or process.poll() is not None)
+    assert process.poll() is None, operator.lines
+    operator.port = operator.logged("listening")[0]["port"]
+    return operator
+
+
+def _read(operator: OperatorProcess) -> None:
+    assert operator.process.stderr is not None
+    with operator.process.stderr as stream:
+        for line in stream:
+            operator.lines.append(json.loads(line) if line.startswith("{") else {"message": line})
+
+
+@pytest.fixture(scope="module")
+def namespace(client: Api, request: pytest.FixtureRequest) -> str:
+    """A namespace for the module. Namespaces never end here, so each run of a module has its own."""
+    name = f"{request.module.__name__.rpartition('.')[2].replace('_', '-')}-{os.getpid()}"
+    client.http.post("/api/v1/namespaces", json={"metadata": {"name": name}}).raise_for_status()
+    client.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": name}})
+    return name
+
+
+@pytest.fixture(scope="module")
+def operator(start: Any, namespace: str) -> Iterator[OperatorProcess]:
+    """An operator that watches the module's namespace, and that has said nothing alarming at the end."""
+    process = start("module", namespace)
+    eventually(lambda: process.metrics().get("speccache_operator_leading") == 1)
+    yield process
+    assert process.stop() == 0, process.lines[-3:]
+    assert not [line for line in process.lines if line.get("level") in ("error", "critical") or "level" not in line]
+    assert not [line for line in process.lines if "403" in str(line)]
+
+
+@pytest.fixture
+def manifest(namespace: str, request: pytest.FixtureRequest) -> Callable[..., dict[str, Any]]:
+    """A resource named after the test: `manifest(**spec)` merges into a small built-in one."""
+    name = "r" + format(abs(hash(request.node.name)) % 16**8, "08x")
+
+    def make(**spec: Any) -> dict[str, Any]:
+        base = {
+            "model": {"uri": "builtin://tiny"},
+            "speculative": {"algorithm": "EAGLE3", "draftModel": {"uri": "builtin://tiny"}},
+            "kvCache": {"device": {"tokens": 4096}, "host": {"tokens": 8192}},
+        }
+        return {
+            "apiVersion": names.API_VERSION,
+            "kind": names.KIND,
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": base | spec,
+        }
+
+    return make
+
+
+@pytest.fixture
+def condition(client: Api, namespace: str) -> Callable[[str, str], dict[str, Any]]:
+    """The condition of a resource as it is now, {} while there is none."""
+
+    def read(name: str, kind: str) -> dict[str, Any]:
+        resource = client.get(names.KIND, namespace, name) or {}
+        found = resource.get("status", {}).get("conditions", [])
+        return next((entry for entry in found if entry["type"] == kind), {})
+
+    return read
