@@ -1,5 +1,6 @@
 """What the CRD does on a real API server: defaults, columns, scale, and the one thing that cannot change."""
 
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from speccache_api.resource import SpecCacheDeployment
 from speccache_api.sizing import size_memory
 from speccache_api.status import CONDITION_TYPES, summary
 
+_NUMBERS = itertools.count()
 _SAMPLES = sorted((Path(__file__).parents[2] / "samples").glob("*.yaml"))
 
 
@@ -30,9 +32,9 @@ def _resource(name: str, **kv_cache: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def stored(api: Any, apply: Any, request: pytest.FixtureRequest) -> Iterator[str]:
+def stored(api: Any, apply: Any) -> Iterator[str]:
     """Name of a resource with a created claim, deleted after the test."""
-    name = f"case-{abs(hash(request.node.name)) % 10**8}"
+    name = f"case-{next(_NUMBERS)}"
     manifest = _resource(name, storage={"persistentVolumeClaim": {"size": "1Gi", "accessModes": ["ReadWriteMany"]}})
     answer = apply(stdin=yaml.safe_dump(manifest))
     assert answer.returncode == 0, answer.stderr
