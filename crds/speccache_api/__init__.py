@@ -1,1 +1,1 @@
-"""The API of SpecCache: the resource, its rules, its sizes and the wire document. Pure: no cluster, no torch, no I/O."""
+"""The API of SpecCache: the resource, its rules, its sizes, the wire document. Pure: no cluster, no torch, no I/O."""

@@ -18,8 +18,6 @@ SHORT_NAME = "scd"
 CRD_NAME = f"{PLURAL}.{API_GROUP}"
 
 FIELD_MANAGER = "speccache-operator"
-LEASE_NAME = "speccache-operator"
-FINALIZER = f"{API_GROUP}/operator"
 
 LABEL_NAME = "app.kubernetes.io/name"
 LABEL_INSTANCE = "app.kubernetes.io/instance"

@@ -13,7 +13,8 @@ from speccache_api.resource import SpecCacheDeployment
 from speccache_api.schema import UnknownKeyword, structural_schema
 from speccache_api.spec import Spec
 
-_FILE = Path(__file__).parents[2] / "crds" / "speccachedeployments.speccache.io.yaml"
+_ROOT = Path(__file__).parents[2]
+_NAME = "speccachedeployments.speccache.io.yaml"
 
 
 def _nodes(node: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -29,11 +30,10 @@ def _fields(top: str) -> list[tuple[str, dict[str, Any]]]:
     return list(_nodes(root_schema()["properties"][top], top))
 
 
-def test_the_file_is_up_to_date() -> None:
-    text = _FILE.read_text()
-    assert text == to_yaml(build_crd()), (
-        "run: python -m speccache_api.crd > crds/speccachedeployments.speccache.io.yaml"
-    )
+@pytest.mark.parametrize("folder", ["crds", "charts/speccache-crds/files"])
+def test_the_file_is_up_to_date(folder: str) -> None:
+    text = (_ROOT / folder / _NAME).read_text()
+    assert text == to_yaml(build_crd()), f"run: python -m speccache_api.crd > {folder}/{_NAME}"
     assert yaml.safe_load(text) == build_crd()
 
 
