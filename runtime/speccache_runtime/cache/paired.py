@@ -115,7 +115,9 @@ class PairedCache:
             return False
         if time.monotonic() < prefetch.deadline:
             return True
-        self._metrics.prefetch_deadlines.inc()
+        if not prefetch.late:
+            prefetch.late = True
+            self._metrics.prefetch_deadlines.inc()
         return False
 
     def end_prefetch(self, prefetch: Prefetch | None) -> None:
@@ -173,11 +175,13 @@ class PairedCache:
         The draft half of every slot whose successors are known must be computed by now.
         """
         fresh: list[Entry] = []
+        above: list[Entry] = []
         for lease, tokens, computed in leases:
             upto = publishable_pages(len(tokens), computed, self.page_size, self._lookahead)
             if upto <= lease.published:
                 continue
             lease.chain.extend(tokens, upto)
+            above += [entry for entry in lease.entries[: lease.published] if entry is not None]
             for page in range(lease.published, upto):
                 entry = self._publish_page(lease, tokens, page)
                 if entry is not None:
@@ -185,7 +189,7 @@ class PairedCache:
             lease.published = upto
             self.index.touch(lease.chain.keys[:upto])
         if fresh:
-            self._writeback.backup(fresh)
+            self._writeback.backup(fresh, above)
 
     def release(self, lease: Lease) -> None:
         """Gives every page back: shared ones stay known, private ones become free."""

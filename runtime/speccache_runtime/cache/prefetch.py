@@ -37,7 +37,7 @@ class _Page:
 @dataclass(eq=False, slots=True)
 class Prefetch:
     """One request's wait for storage. `landed` are the keys that storage gave it, `pinned` what it keeps on the
-    host."""
+    host, `late` whether its deadline has been counted."""
 
     keys: Sequence[bytes]
     deadline: float
@@ -46,6 +46,7 @@ class Prefetch:
     landed: set[bytes] = field(default_factory=set)
     pinned: dict[bytes, Entry] = field(default_factory=dict)
     closed: bool = False
+    late: bool = False
 
     @property
     def pending(self) -> bool:

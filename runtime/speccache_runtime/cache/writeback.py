@@ -9,7 +9,7 @@ A page that could not be copied is a later miss, never a loss: each is counted w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from speccache_runtime.cache.index import Entry, Index
 from speccache_runtime.cache.pool import HostArena
@@ -33,6 +33,7 @@ class Writeback:
         self._io = io
         self._metrics = metrics
         self._jobs: list[tuple[Job, list[tuple[Entry, int]]]] = []
+        self._copying: set[Entry] = set()
         self._writing = 0
         self._max_writing = max(64, arena.num_pages // 4)
 
@@ -47,22 +48,29 @@ class Writeback:
 
     # ---- device -> host
 
-    def backup(self, entries: Iterable[Entry]) -> None:
-        """Copies the device halves that the host lacks; pages that find no room are dropped and counted."""
-        new, repair = [], []
-        for entry in entries:
-            if entry.host is None:
-                new.append(entry)
-            elif entry.draft_on_device and not entry.draft_on_host and entry.host_pins == 0:
-                repair.append(entry)
-        self._index.pin_host(repair)  # before pages are taken, or theirs could be evicted for it
+    def backup(self, fresh: Sequence[Entry], above: Sequence[Entry]) -> None:
+        """Copies the device halves that the host lacks; pages that find no room are dropped and counted.
+
+        `fresh` are pages that have just become known, `above` the pages before them. Of those the host may have given
+        some up or never had room for them; without them the fresh pages could not be reached. All are pinned on the
+        device by their requests, and in prefix order.
+        """
+        entries = [entry for entry in dict.fromkeys([*above, *fresh]) if entry not in self._copying]
+        new = [entry for entry in entries if entry.host is None]
+        held = [entry for entry in entries if entry.host is not None]
+        repair = [e for e in held if e.draft_on_device and not e.draft_on_host and e.host_pins == 0]
+        self._index.pin_host(held)  # the end of a prompt must not push its own beginning out
         pages = self._index.take_host(len(new))
-        if len(pages) < len(new):
-            self._metrics.dropped_pages.labels(reason="host_full").inc(len(new) - len(pages))
+        kept = set(repair)
+        self._index.unpin_host([entry for entry in held if entry not in kept])
+        dropped = len(set(new[len(pages) :]) & set(fresh))
+        if dropped:
+            self._metrics.dropped_pages.labels(reason="host_full").inc(dropped)
         copies = list(zip(new, pages, strict=False))
         copies += [(entry, entry.host) for entry in repair if entry.host is not None]
         if not copies:
             return
+        self._copying.update(entry for entry, _ in copies)
         self._index.pin_device([entry for entry, _ in copies])
         moves = [Move(_device_page(entry), page, entry.draft_on_device) for entry, page in copies]
         self._jobs.append((self._transfer.backup(moves), copies))
@@ -80,6 +88,7 @@ class Writeback:
         return bool(done)
 
     def _landed(self, entry: Entry, page: int) -> None:
+        self._copying.remove(entry)
         if entry.host is None:
             self._index.attach_host(entry, page, draft=entry.draft_on_device)
         else:
