@@ -28,6 +28,9 @@ _IDLE_WAIT_S = 0.5
 _STALL_WAIT_S = 0.001
 """Pause when requests exist but none can be computed (waiting for a transfer without a wake-up of its own)."""
 
+_ABORT_WAIT_S = 5.0
+"""How long a drain waits for aborted requests to end: one step, however long a step is."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -90,7 +93,7 @@ class EngineService:
         if not self._quiet.wait(request_timeout):
             left = self._abort_all()
             logger.warning("drain: requests aborted after timeout", extra={"requests": left})
-            self._quiet.wait(request_timeout)
+            self._quiet.wait(_ABORT_WAIT_S)
         with self._wakeup:
             self._flush = True
             self._wakeup.notify()
