@@ -106,17 +106,23 @@ class TorchAttention:
         values = _gather(pool_v, pages, segment.kv_len)
         length, heads, head_dim = q.shape
         kv_heads = keys.shape[1]
+        group = heads // kv_heads
         if length == 1:
             # The query heads of one KV head act as its rows: no repeated keys and no mask.
-            grouped = q.view(1, kv_heads, heads // kv_heads, head_dim)
-            return F.scaled_dot_product_attention(grouped, keys, values, scale=scale).view(1, heads, head_dim)
+            rows = q.view(1, kv_heads, group, head_dim)
+            return F.scaled_dot_product_attention(rows, keys, values, scale=scale).view(1, heads, head_dim)
+        if not q.is_cuda and length * group <= MAX_GROUPED_ROWS:
+            mask = _grouped_mask(batch, length, segment.kv_len, group, q.dtype)
+            rows = q.view(length, kv_heads, group, head_dim).permute(1, 0, 2, 3).reshape(1, kv_heads, -1, head_dim)
+            out = F.scaled_dot_product_attention(rows, keys, values, mask, scale=scale)
+            return out.view(kv_heads, length, group, head_dim).transpose(0, 1).reshape(length, heads, head_dim)
         queries = q.transpose(0, 1).unsqueeze(0)
-        shared = heads != kv_heads
+        shared = group > 1
         if segment.kv_len == length:
             out = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=scale, enable_gqa=shared)
         else:
-            mask = _causal_mask(batch, length, segment.kv_len, q)
-            out = F.scaled_dot_product_attention(queries, keys, values, mask, scale=scale, enable_gqa=shared)
+            causal = _causal_mask(batch, length, segment.kv_len, q)
+            out = F.scaled_dot_product_attention(queries, keys, values, causal, scale=scale, enable_gqa=shared)
         return out.squeeze(0).transpose(0, 1)
 
     def _padded(self, pool_k: Tensor, pool_v: Tensor, q: Tensor, batch: AttentionBatch, scale: float) -> Tensor:
@@ -138,6 +144,11 @@ class TorchAttention:
 
 MAX_PADDED_ROWS = 16
 """Longest segments that are padded into one batch: decode, draft and verify steps. Longer ones fill a GPU alone."""
+
+
+MAX_GROUPED_ROWS = 64
+"""Up to here the heads of a KV head become rows on the CPU too: fewer, larger products (10 to 40 % faster at 1000 slots
+and 2 to 16 rows). Beyond, nothing is gained and the mask would grow with the heads."""
 
 
 def _used_pages(batch: AttentionBatch, segment: Segment, page_size: int) -> Tensor | slice:
@@ -169,10 +180,23 @@ def _causal_mask(batch: AttentionBatch, length: int, kv_len: int, q: Tensor) -> 
             # Not a mask but a name for one: it lets the flash kernel run without bytes for the mask.
             batch.memo[key] = causal_lower_right(length, kv_len)
         else:
-            allowed = torch.ones(length, kv_len, dtype=torch.bool).tril(kv_len - length)
-            batch.memo[key] = torch.zeros(length, kv_len, dtype=q.dtype).masked_fill_(~allowed, float("-inf"))
+            batch.memo[key] = _additive_causal(length, kv_len, q.dtype)
     mask: Tensor = batch.memo[key]
     return mask
+
+
+def _grouped_mask(batch: AttentionBatch, length: int, kv_len: int, group: int, dtype: torch.dtype) -> Tensor:
+    """The causal mask with every row repeated for the query heads that share a KV head."""
+    key = ("grouped", length, kv_len)
+    if key not in batch.memo:
+        batch.memo[key] = _additive_causal(length, kv_len, dtype).repeat_interleave(group, 0)
+    mask: Tensor = batch.memo[key]
+    return mask
+
+
+def _additive_causal(length: int, kv_len: int, dtype: torch.dtype) -> Tensor:
+    """`[length, kv_len]`: 0 where row r may attend, -inf beyond slot kv_len - length + r."""
+    return torch.full((length, kv_len), float("-inf"), dtype=dtype).triu_(kv_len - length + 1)
 
 
 def _padded_plan(batch: AttentionBatch, page_size: int, q: Tensor, kv_heads: int) -> tuple[Tensor, Tensor]:

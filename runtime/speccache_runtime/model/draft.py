@@ -19,7 +19,8 @@ from speccache_runtime.model.attention import AttentionBackend, AttentionBatch, 
 from speccache_runtime.model.draft_config import Eagle3Config, read_eagle3_config
 from speccache_runtime.model.draft_weights import HeadWeights, load_head_weights
 from speccache_runtime.model.inspect import check_pair, draft_facts
-from speccache_runtime.model.rope import Rope, rotate
+from speccache_runtime.model.layer import LayerCall, attend, feed_forward, rms_norm
+from speccache_runtime.model.rope import Rope
 from speccache_runtime.model.target import Target
 
 LOOKAHEAD = 1
@@ -37,7 +38,6 @@ class Eagle3Head:
         self.backend: AttentionBackend = TorchAttention()
         self._w = weights
         self._rope = rope
-        self._scale = config.head_dim**-0.5
 
     def aux_layers(self, target_layers: int) -> tuple[int, ...]:
         """Layers (from 0) of the target whose outputs are the features. Raises ModelError if it has too few."""
@@ -48,7 +48,7 @@ class Eagle3Head:
         """Target features `[T, aux * H]` to the head's input `[T, H]`."""
         w = self._w
         if w.input_norm is not None:
-            features = F.rms_norm(features, w.input_norm.shape, w.input_norm, self.config.eps)
+            features = self._norm(features, w.input_norm)
         if w.fc_norms:
             parts = features.chunk(len(w.fc_norms), dim=-1)
             features = torch.cat([self._norm(part, norm) for part, norm in zip(parts, w.fc_norms, strict=True)], dim=-1)
@@ -63,11 +63,11 @@ class Eagle3Head:
         w = self._w
         embedded = self._norm(F.embedding(tokens, w.embed), w.input_layernorm)
         normed = self._norm(hidden, w.hidden_norm)
-        attended = self._attend(torch.cat((embedded, normed), dim=-1), positions, pool, batch)
+        call = LayerCall(*self._rope(positions, hidden.dtype), batch, self.backend)
+        batch.before_layer(0)
+        attended = attend(w.attention, torch.cat((embedded, normed), dim=-1), call, pool.k[0], pool.v[0])
         x = (normed if self.config.norm_before_residual else hidden) + attended
-        gate_up = F.linear(self._norm(x, w.post_attention_layernorm), w.gate_up, w.gate_up_bias)
-        gate, up = gate_up.chunk(2, dim=-1)
-        x = x + F.linear(F.silu(gate) * up, w.down, w.down_bias)
+        x = x + feed_forward(w.mlp, self._norm(x, w.post_attention_layernorm))
         return self._norm(x, w.norm) if self.config.norm_output else x
 
     @torch.inference_mode()
@@ -82,22 +82,8 @@ class Eagle3Head:
         table = self._w.target_ids
         return draft_ids if table is None else table[draft_ids]
 
-    def _attend(self, x: Tensor, positions: Tensor, pool: KVPool, batch: AttentionBatch) -> Tensor:
-        c, w = self.config, self._w
-        rows = x.shape[0]
-        qkv = F.linear(x, w.qkv, w.qkv_bias).view(rows, c.heads + 2 * c.kv_heads, c.head_dim)
-        q, k, v = qkv.split((c.heads, c.kv_heads, c.kv_heads), dim=1)
-        cos, sin = self._rope(positions, x.dtype)
-        if w.q_norm is not None and w.k_norm is not None:
-            q, k = rotate(self._norm(q, w.q_norm), cos, sin), rotate(self._norm(k, w.k_norm), cos, sin)
-        else:
-            q, k = rotate(qkv[:, : c.heads + c.kv_heads], cos, sin).split((c.heads, c.kv_heads), dim=1)
-        batch.before_layer(0)
-        out = self.backend(pool.k[0], pool.v[0], q, k, v, batch, self._scale)
-        return F.linear(out.reshape(rows, c.heads * c.head_dim), w.o, w.o_bias)
-
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, self.config.eps)
+        return rms_norm(x, weight, self.config.eps)
 
 
 def eagle3_aux_layers(path: Path, target_layers: int) -> tuple[int, ...]:

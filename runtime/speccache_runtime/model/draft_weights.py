@@ -9,8 +9,9 @@ from torch import Tensor
 
 from speccache_runtime.errors import ModelError
 from speccache_runtime.model.draft_config import Eagle3Config
+from speccache_runtime.model.layer import AttentionWeights, MlpWeights
 from speccache_runtime.model.target import Target
-from speccache_runtime.model.weights import stream_weights
+from speccache_runtime.model.weights import own, stream_weights
 
 RENAMES = {
     "draft_id_to_target_id": "d2t",
@@ -25,7 +26,7 @@ SKIPPED = frozenset({"t2d", "verifier_norm.weight", "verifier_lm_head.weight", "
 
 @dataclass(frozen=True, slots=True)
 class HeadWeights:
-    """Tensors of a head on its device. Fused along their first dimension: `qkv` is q, k, v; `gate_up` is gate, up.
+    """Tensors of a head on its device.
 
     `target_ids` is int64 `[draft_vocab]`, the target's id of each draft id; None when the vocabularies are the same.
     """
@@ -39,16 +40,8 @@ class HeadWeights:
     hidden_norm: Tensor
     post_attention_layernorm: Tensor
     norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    o: Tensor
-    o_bias: Tensor | None
-    gate_up: Tensor
-    gate_up_bias: Tensor | None
-    down: Tensor
-    down_bias: Tensor | None
+    attention: AttentionWeights
+    mlp: MlpWeights
     lm_head: Tensor
     target_ids: Tensor | None
 
@@ -58,16 +51,12 @@ def load_head_weights(
 ) -> HeadWeights:
     """Streams the head's weights. Raises ModelError for a missing, unknown or misshapen tensor."""
     found: dict[str, Tensor] = {}
-    for name, tensor in stream_weights(config.directory, device=device, dtype=dtype):
+    for name, tensor in stream_weights(config.directory):
         known = _canonical(name)
         if known not in SKIPPED:
-            found[known] = tensor
+            found[known] = own(tensor, device=device, dtype=dtype)
     take = _Taker(config, found)
-    hidden, wide = config.hidden_size, config.heads * config.head_dim
-    narrow, inner = config.kv_heads * config.head_dim, config.intermediate_size
-    attention, mlp = "midlayer.self_attn.", "midlayer.mlp."
-    qkv_parts = (("q_proj", wide), ("k_proj", narrow), ("v_proj", narrow))
-    gate_parts = (("gate_proj", inner), ("up_proj", inner))
+    hidden = config.hidden_size
     weights = HeadWeights(
         fc=take("fc.weight", hidden, aux_count * config.target_hidden_size),
         fc_bias=take.optional("fc.bias", hidden),
@@ -78,16 +67,8 @@ def load_head_weights(
         hidden_norm=take("midlayer.hidden_norm.weight", hidden),
         post_attention_layernorm=take("midlayer.post_attention_layernorm.weight", hidden),
         norm=take("norm.weight", hidden),
-        qkv=torch.cat([take(f"{attention}{part}.weight", size, 2 * hidden) for part, size in qkv_parts]),
-        qkv_bias=take.fused_bias(attention, qkv_parts),
-        q_norm=take.optional(f"{attention}q_norm.weight", config.head_dim),
-        k_norm=take.optional(f"{attention}k_norm.weight", config.head_dim),
-        o=take(f"{attention}o_proj.weight", hidden, wide),
-        o_bias=take.optional(f"{attention}o_proj.bias", hidden),
-        gate_up=torch.cat([take(f"{mlp}{part}.weight", size, hidden) for part, size in gate_parts]),
-        gate_up_bias=take.fused_bias(mlp, gate_parts),
-        down=take(f"{mlp}down_proj.weight", hidden, inner),
-        down_bias=take.optional(f"{mlp}down_proj.bias", hidden),
+        attention=_attention(config, take),
+        mlp=_mlp(config, take),
         lm_head=_lm_head(config, take, target),
         target_ids=_target_ids(config, take),
     )
@@ -130,6 +111,36 @@ class _Taker:
     def finish(self) -> None:
         if self._found:
             raise ModelError(f"{self._directory}: tensor {min(self._found)} is not part of an EAGLE-3 head")
+
+
+def _attention(config: Eagle3Config, take: _Taker) -> AttentionWeights:
+    prefix, hidden = "midlayer.self_attn.", config.hidden_size
+    wide, narrow = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    parts = (("q_proj", wide), ("k_proj", narrow), ("v_proj", narrow))
+    return AttentionWeights(
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        eps=config.eps,
+        scale=config.head_dim**-0.5,
+        qkv=torch.cat([take(f"{prefix}{part}.weight", size, 2 * hidden) for part, size in parts]),
+        qkv_bias=take.fused_bias(prefix, parts),
+        q_norm=take.optional(f"{prefix}q_norm.weight", config.head_dim),
+        k_norm=take.optional(f"{prefix}k_norm.weight", config.head_dim),
+        o=take(f"{prefix}o_proj.weight", hidden, wide),
+        o_bias=take.optional(f"{prefix}o_proj.bias", hidden),
+    )
+
+
+def _mlp(config: Eagle3Config, take: _Taker) -> MlpWeights:
+    prefix, hidden, inner = "midlayer.mlp.", config.hidden_size, config.intermediate_size
+    parts = (("gate_proj", inner), ("up_proj", inner))
+    return MlpWeights(
+        gate_up=torch.cat([take(f"{prefix}{part}.weight", size, hidden) for part, size in parts]),
+        gate_up_bias=take.fused_bias(prefix, parts),
+        down=take(f"{prefix}down_proj.weight", hidden, inner),
+        down_bias=take.optional(f"{prefix}down_proj.bias", hidden),
+    )
 
 
 def _canonical(name: str) -> str:

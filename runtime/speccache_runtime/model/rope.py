@@ -5,6 +5,8 @@ Tables are float32 whatever the model computes in; only the rows that are used a
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from transformers import LlamaConfig
@@ -43,7 +45,12 @@ class Rope:
             module = LlamaRotaryEmbedding(settings)
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise ModelError(f"{config.directory}: rope settings cannot be used: {error}") from error
-        return cls(module.inv_freq.to(device), float(module.attention_scaling), positions)
+        return cls.of_module(module.to(device), positions)
+
+    @classmethod
+    def of_module(cls, module: Any, positions: int) -> Rope:
+        """Rope with the angles of one of transformers' rotary embeddings, on that module's device."""
+        return cls(module.inv_freq.float(), float(module.attention_scaling), positions)
 
     def __call__(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """`(cos, sin)` in `dtype`, each `[T, 1, D]`, of int64 positions `[T]`."""

@@ -8,6 +8,7 @@ norm, while a head wants what a layer really gave out.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,8 +24,11 @@ from speccache_runtime.model import hf_attention
 from speccache_runtime.model.attention import AttentionBackend, AttentionBatch, KVPool, TorchAttention
 from speccache_runtime.model.families import check_target
 from speccache_runtime.model.files import read_config, read_json
+from speccache_runtime.model.fuse import fused_layer, is_fusable, share_projections
 from speccache_runtime.model.inspect import target_facts
-from speccache_runtime.model.weights import stream_weights
+from speccache_runtime.model.layer import LayerCall, decode_layer, rms_norm
+from speccache_runtime.model.rope import Rope
+from speccache_runtime.model.weights import own, stream_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,8 @@ class Target:
         facts: ModelFacts,
         eos_token_ids: frozenset[int],
         aux_layers: tuple[int, ...],
+        *,
+        fused: bool,
     ) -> None:
         self.directory = directory
         self.model = model
@@ -54,46 +60,78 @@ class Target:
         self.config: PreTrainedConfig = model.config
         self.embed = cast(nn.Embedding, model.get_input_embeddings())
         self.backend: AttentionBackend = TorchAttention()
-        self._decoder: nn.Module = model.get_decoder()
+        self._decoder: Any = model.get_decoder()
         self.lm_head: Tensor = model.get_output_embeddings().weight.detach()
-        self._captured: dict[int, Tensor] = {}
-        for layer in set(aux_layers):
-            self._decoder.layers[layer].register_forward_hook(self._capture(layer))
+        self._captures = frozenset(aux_layers)
+        self._norm: Tensor = self._decoder.norm.weight.detach()
+        self._rope = Rope.of_module(self._decoder.rotary_emb, facts.max_positions)
+        self._layers = tuple(fused_layer(layer, self.config) for layer in self._decoder.layers) if fused else ()
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor, positions: Tensor, pool: KVPool, batch: AttentionBatch) -> TargetOutput:
         """One packed pass: `tokens` and `positions` are int64 `[T]`; writes the rows' K/V into `pool`."""
-        out = self._decoder(
-            input_ids=tokens.unsqueeze(0),
-            position_ids=positions.unsqueeze(0),
-            use_cache=False,
-            pool=pool,
-            batch=batch,
-            backend=self.backend,
-        )
-        hidden: Tensor = out.last_hidden_state.squeeze(0)
+        if self._layers:
+            hidden, captured = self._forward_fused(tokens, positions, pool, batch)
+        else:
+            hidden, captured = self._forward_modules(tokens, positions, pool, batch)
         if not self.aux_layers:
             return TargetOutput(hidden, None)
-        features = torch.cat([self._captured[layer] for layer in self.aux_layers], dim=-1)
-        self._captured.clear()
-        return TargetOutput(hidden, features.squeeze(0))
+        return TargetOutput(hidden, torch.cat([captured[layer] for layer in self.aux_layers], dim=-1))
+
+    def _forward_fused(
+        self, tokens: Tensor, positions: Tensor, pool: KVPool, batch: AttentionBatch
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """Through our own layers. Returns the normed hidden rows and the outputs of the aux layers."""
+        x = F.embedding(tokens, self.embed.weight)
+        call = LayerCall(*self._rope(positions, x.dtype), batch, self.backend)
+        captured = {}
+        for number, layer in enumerate(self._layers):
+            batch.before_layer(number)
+            x = decode_layer(layer, x, call, pool.k[number], pool.v[number])
+            if number in self._captures:
+                captured[number] = x
+        return rms_norm(x, self._norm, self._layers[0].eps), captured
+
+    def _forward_modules(
+        self, tokens: Tensor, positions: Tensor, pool: KVPool, batch: AttentionBatch
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """Through transformers' modules: any architecture whose attention is plain."""
+        captured: dict[int, Tensor] = {}
+        hooks = [
+            self._decoder.layers[layer].register_forward_hook(partial(_capture, captured, layer))
+            for layer in self._captures
+        ]
+        try:
+            out = self._decoder(
+                input_ids=tokens.unsqueeze(0),
+                position_ids=positions.unsqueeze(0),
+                use_cache=False,
+                pool=pool,
+                batch=batch,
+                backend=self.backend,
+            )
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return out.last_hidden_state.squeeze(0), captured
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits `[R, V]` in float32 of hidden rows `[R, H]` taken from a forward."""
         return F.linear(hidden, self.lm_head).float()
 
-    def _capture(self, layer: int) -> Any:
-        def keep(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
-            self._captured[layer] = output
 
-        return keep
+def _capture(into: dict[int, Tensor], layer: int, _module: nn.Module, _inputs: object, output: Tensor) -> None:
+    into[layer] = output.squeeze(0)
 
 
-def load_target(path: Path, *, device: torch.device, dtype: torch.dtype, aux_layers: tuple[int, ...]) -> Target:
+def load_target(
+    path: Path, *, device: torch.device, dtype: torch.dtype, aux_layers: tuple[int, ...], fuse: bool = True
+) -> Target:
     """Loads a target from a directory of safetensors; its computation and KV are in `dtype`.
 
     `aux_layers` are the layers (from 0) whose output, the residual stream after them, is captured as features.
+    With `fuse`, layers of a known shape run through our own code, which is faster; without, as transformers' modules.
     Raises ModelError if files are missing or broken, if the architecture is not served, if a tensor is missing, unknown
     or of the wrong shape, or if an aux layer does not exist.
     """
@@ -107,9 +145,13 @@ def load_target(path: Path, *, device: torch.device, dtype: torch.dtype, aux_lay
             )
     hf_attention.register()
     model = _empty_model(path)
+    fuse = fuse and is_fusable(model)
+    if fuse:
+        for layer in cast(Any, model.get_decoder()).layers:
+            share_projections(layer, device=device, dtype=dtype)
     _fill(model, path, device=device, dtype=dtype)
     model.requires_grad_(False)
-    return Target(path, model.eval(), facts, _eos_token_ids(path, config_dict), aux_layers)
+    return Target(path, model.eval(), facts, _eos_token_ids(path, config_dict), aux_layers, fused=fuse)
 
 
 def _empty_model(path: Path) -> PreTrainedModel:
@@ -124,10 +166,10 @@ def _empty_model(path: Path) -> PreTrainedModel:
 
 
 def _fill(model: PreTrainedModel, path: Path, *, device: torch.device, dtype: torch.dtype) -> None:
-    """Replaces every meta parameter and buffer by a real one."""
+    """Loads every parameter and makes the buffers; on return nothing is left on the meta device."""
     wanted = dict(model.named_parameters(remove_duplicate=False))
     tied = bool(model.config.tie_word_embeddings)
-    for name, tensor in stream_weights(path, device=device, dtype=dtype):
+    for name, tensor in stream_weights(path):
         if name.endswith("rotary_emb.inv_freq"):
             continue  # Old Llama checkpoints store it; it follows from the config.
         if name not in wanted:
@@ -136,7 +178,10 @@ def _fill(model: PreTrainedModel, path: Path, *, device: torch.device, dtype: to
             raise ModelError(
                 f"{path}: tensor {name} has shape {list(tensor.shape)}, the config says {list(wanted[name].shape)}"
             )
-        _assign(model, name, nn.Parameter(tensor, requires_grad=False))
+        if wanted[name].is_meta:
+            _assign(model, name, nn.Parameter(own(tensor, device=device, dtype=dtype), requires_grad=False))
+        else:
+            wanted[name].data.copy_(tensor)
         del wanted[name]
     if tied and "lm_head.weight" in wanted and "model.embed_tokens.weight" not in wanted:
         _assign(model, "lm_head.weight", model.get_parameter("model.embed_tokens.weight"))

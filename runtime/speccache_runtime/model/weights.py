@@ -18,31 +18,29 @@ from speccache_runtime.errors import ModelError
 from speccache_runtime.model.files import FLOAT_DTYPES, SAFETENSORS, TORCH_BIN, safetensors_files, tensor_table
 
 
-def stream_weights(directory: Path, *, device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Yields (name, tensor) of all weights; floating-point tensors in `dtype`, others as stored, all on `device`.
+def stream_weights(directory: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yields (name, tensor) of all weights, on the CPU and in the dtype they are stored in.
 
-    The tensors are owned by the caller and do not refer to the file. Raises ModelError for missing or broken files and
-    for quantised weights.
+    A tensor may refer to the mapped file: copy what is kept (see `own`). Raises ModelError for missing or broken files
+    and for quantised weights.
     """
     files = safetensors_files(directory)
     if files:
-        yield from _from_safetensors(files, device, dtype)
+        yield from _from_safetensors(files)
     elif (directory / TORCH_BIN).is_file():
-        yield from _from_torch(directory / TORCH_BIN, device, dtype)
+        yield from _from_torch(directory / TORCH_BIN)
     else:
         raise ModelError(f"{directory}: no weights found; expected {SAFETENSORS} (or its shards with an index)")
 
 
-def _from_safetensors(
-    files: tuple[Path, ...], device: torch.device, dtype: torch.dtype
-) -> Iterator[tuple[str, Tensor]]:
+def _from_safetensors(files: tuple[Path, ...]) -> Iterator[tuple[str, Tensor]]:
     table = tensor_table(files)
     for file in files:
         names = [info.name for info in table.values() if info.file == file]
         with _open(file) as opened:
             for name in names:
                 _refuse_quantised(name, table[name].dtype, file)
-                yield name, _own(opened.get_tensor(name), device, dtype)
+                yield name, opened.get_tensor(name)
 
 
 @contextlib.contextmanager
@@ -54,7 +52,7 @@ def _open(file: Path) -> Iterator[safe_open]:
         raise ModelError(f"{file}: cannot be read: {error}") from error
 
 
-def _from_torch(file: Path, device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+def _from_torch(file: Path) -> Iterator[tuple[str, Tensor]]:
     """A pickled checkpoint, read with pickle's tensors-only subset: nothing in the file can run code."""
     try:
         state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
@@ -65,11 +63,11 @@ def _from_torch(file: Path, device: torch.device, dtype: torch.dtype) -> Iterato
     if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
         raise ModelError(f"{file}: must hold a dictionary of tensors")
     for name, tensor in state.items():
-        yield str(name), _own(tensor, device, dtype)
+        yield str(name), tensor
 
 
-def _own(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """A copy that does not refer to the mapped file."""
+def own(tensor: Tensor, *, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """A contiguous copy on `device` that does not refer to the file; floating-point numbers in `dtype`."""
     wanted = dtype if tensor.is_floating_point() else tensor.dtype
     return tensor.to(device=device, dtype=wanted, copy=True).contiguous()
 
