@@ -7,6 +7,7 @@ from torch import Tensor
 
 from speccache_runtime.cache.index import Entry
 from speccache_runtime.cache.keys import KeyChain
+from speccache_runtime.tensors import send
 
 
 class Lease:
@@ -73,5 +74,5 @@ class Lease:
             pages = self.pages
             if draft:
                 pages = [p for p, absent in zip(self.pages, self.draft_absent, strict=True) if not absent]
-            self._tables[draft] = torch.tensor(pages, dtype=torch.int64, device=device)
+            self._tables[draft] = send(pages, device)
         return self._tables[draft]

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from speccache_runtime.cache.pool import HostArena, KVPool
 from speccache_runtime.cache.transfer import Job, Move, _columns
+from speccache_runtime.tensors import send
 
 _WORD = 8  # bytes per element that the kernel moves
 _TILE = 2048  # elements that one program has in flight: 16 KiB
@@ -113,7 +114,7 @@ class CudaTransfer:
         return _EventJob(nbytes, began, layers, ended, keep)
 
     def _numbers(self, moves: Sequence[Move], keep: list[Tensor]) -> tuple[Tensor, Tensor]:
-        both = torch.tensor([[m.device for m in moves], [m.host for m in moves]]).to(self._device)
+        both = send([[m.device for m in moves], [m.host for m in moves]], self._device)
         keep.append(both)
         return both[0], both[1]
 

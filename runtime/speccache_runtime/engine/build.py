@@ -83,6 +83,9 @@ def _device(config: EngineConfig) -> torch.device:
             "resources.limits asks for nvidia.com/gpu but this container sees no CUDA device; "
             "check the node's driver and device plugin, or remove the GPU limit to run on the CPU"
         )
+    if config.device == "cuda":
+        # cuDNN's attention makes a plan for every new length, 9 ms each, and lengths grow with every token.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     return torch.device(config.device)
 
 

@@ -22,6 +22,7 @@ from speccache_runtime.scheduling.sequence import Sequence
 from speccache_runtime.speculative.packing import Rows, pack
 from speccache_runtime.speculative.proposer import DraftWork, Proposer
 from speccache_runtime.speculative.verify import count_accepted
+from speccache_runtime.tensors import send
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ class Engine:
     def _row_tokens(self, work: Work) -> Tensor:
         """The tokens at the positions that `work` computes, proposals included: int64 [rows] on the device."""
         seq = work.seq
-        known = torch.tensor(seq.tokens[work.start : work.start + work.rows], dtype=torch.int64).to(self._device)
+        known = send(seq.tokens[work.start : work.start + work.rows], self._device)
         return torch.cat([known, self._proposals[seq.request.request_id]]) if seq.num_proposals else known
 
     def _choose(self, work: Seq[Work], output: TargetOutput) -> list[_Chosen]:
@@ -147,7 +148,7 @@ class Engine:
         positions = [
             w.start + row - first + 1 for w, first, pick in zip(work, first_rows, picks, strict=True) for row in pick
         ]
-        logits = self._target.logits(output.hidden[torch.tensor(rows, device=self._device)])
+        logits = self._target.logits(output.hidden[send(rows, self._device)])
         tokens = choose(logits, params, positions)
         accepted = self._count_accepted(work, picks, tokens)
         flat = torch.cat([tokens, accepted]).tolist()
@@ -169,7 +170,7 @@ class Engine:
             if w.seq.num_proposals:
                 proposed[i, : w.seq.num_proposals] = self._proposals[w.seq.request.request_id]
             at += len(pick)
-        counts = torch.tensor([w.seq.num_proposals for w in work]).to(self._device)
+        counts = send([w.seq.num_proposals for w in work], self._device)
         return count_accepted(chosen, proposed, counts)
 
     def _apply(self, item: _Chosen) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from speccache_runtime.cache.lease import Lease
 from speccache_runtime.model.attention import AttentionBatch, Segment
+from speccache_runtime.tensors import send
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,5 +45,5 @@ def pack(rows: Sequence[Rows], device: torch.device, *, draft: bool, before_laye
         positions.append(torch.arange(row.start, row.start + row.count))
         slots.append(lease.slots(row.start, row.count))
         at += row.count
-    where = torch.stack([torch.cat(positions), torch.cat(slots)]).to(device)
+    where = send(torch.stack([torch.cat(positions), torch.cat(slots)]), device)
     return Packed(where[0], AttentionBatch(where[1], tuple(segments), before_layer))

@@ -13,6 +13,7 @@ from speccache_runtime.cache.lease import Lease
 from speccache_runtime.cache.pool import KVPool
 from speccache_runtime.model.draft import Eagle3Head
 from speccache_runtime.speculative.packing import Rows, pack
+from speccache_runtime.tensors import send
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +59,13 @@ class Eagle3Proposer:
     def propose(self, work: Sequence[DraftWork], features: Tensor) -> list[Tensor]:
         hidden = self._extend(work, features)
         last = torch.tensor([len(w.next_tokens) for w in work]).cumsum(0) - 1
-        hidden = hidden[last.to(self._device)]
+        hidden = hidden[send(last, self._device)]
         out: list[list[Tensor]] = [[] for _ in work]
         # Items that want most come first, so that those still proposing are always a prefix.
         order = sorted((i for i, w in enumerate(work) if w.want), key=lambda i: -work[i].want)
         if not order:
             return [hidden.new_empty(0, dtype=torch.int64) for _ in work]
-        hidden = hidden[torch.tensor(order, device=self._device)]
+        hidden = hidden[send(order, self._device)]
         tokens = self._best(hidden)
         for step in range(work[order[0]].want):
             for row, item in enumerate(order):
@@ -83,10 +84,10 @@ class Eagle3Proposer:
     def _extend(self, work: Sequence[DraftWork], features: Tensor) -> Tensor:
         """The pass over the slots whose target features have just been computed; hidden states [rows, H]."""
         self._before()
-        tokens = torch.tensor([t for w in work for t in w.next_tokens], device=self._device)
+        tokens = send([t for w in work for t in w.next_tokens], self._device)
         take = torch.cat([torch.arange(w.feature_row, w.feature_row + len(w.next_tokens)) for w in work])
         if len(take) != len(features):
-            features = features[take.to(self._device)]
+            features = features[send(take, self._device)]
         rows = [Rows(w.lease, w.start, len(w.next_tokens)) for w in work]
         packed = pack(rows, self._device, draft=True, before_layer=_no_wait)
         hidden = self._head.fuse(features)
