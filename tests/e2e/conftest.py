@@ -1,0 +1,109 @@
+"""The installed product on a real cluster: nothing here is faked, and every number comes from a pod.
+
+In: what only a kubelet, a scheduler, controllers and real pods can show. Out: what a field or rule means (tests/api,
+tests/apiserver) and what the engine computes (tests/runtime).
+
+One installation serves all tests, and `tiny` is one resource that goes through its life in the order of the tests;
+what is expensive (a pod's start, a run of all prompts) is a fixture that happens once, when the first test needs it.
+The tests of `test_uninstall.py` take everything off, so they run last.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from stage import release
+from stage.diagnosis import explain
+from stage.inventory import inventory
+from stage.kube import CommandFailed, Object
+from stage.serving import wait_settled
+from stage.venue import REPOSITORY, Venue, make_venue
+
+NAMESPACE = "speccache-e2e"
+OTHER_NAMESPACES = ("speccache-demo",)
+"""Where a demo may have been left on our own cluster."""
+
+
+@dataclass
+class Stage:
+    """The cluster with our release on it. `before` is what was there without us."""
+
+    venue: Venue
+    before: frozenset[str]
+    notes: list[str] = field(default_factory=list)
+    namespace: str = NAMESPACE
+
+    def note(self, text: str) -> None:
+        """Something measured, shown after the run."""
+        self.notes.append(text)
+
+    def apply_sample(self, name: str) -> None:
+        self.venue.kubectl.apply((REPOSITORY / "samples" / name).read_text(), self.namespace)
+
+    def settled(self, name: str, seconds: float = 120) -> Object:
+        return wait_settled(self.venue, self.namespace, name, seconds)
+
+
+_STAGE = pytest.StashKey[Stage]()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name == "test_uninstall.py")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report: pytest.TestReport = yield  # type: ignore[misc]
+    stage = item.config.stash.get(_STAGE, None)
+    if report.failed and stage is not None:
+        report.sections.append(("cluster", explain(stage.venue, stage.namespace)))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    stage = config.stash.get(_STAGE, None)
+    if stage is not None and stage.notes:
+        terminalreporter.section("seen on the cluster")
+        terminalreporter.write_line("\n".join(stage.notes))
+
+
+@pytest.fixture(scope="session")
+def venue(cluster: Path, kubectl: Path, helm: Path) -> Venue:
+    found = make_venue(kubectl, helm, cluster)
+    if found.ours:
+        nodes = found.kubectl("get", "nodes", "--output=jsonpath={.items[*].status.images[*].names}")
+        for image in (found.operator_image, found.runtime_image):
+            if image not in nodes:
+                pytest.skip(f"the cluster lacks {image}: run `make images`")
+    return found
+
+
+@pytest.fixture(scope="session")
+def stage(venue: Venue, pytestconfig: pytest.Config) -> Iterator[Stage]:
+    if venue.ours:
+        release.uninstall(venue, NAMESPACE, *OTHER_NAMESPACES)
+    elif release.deployed(venue):
+        pytest.fail(f"there is a release in namespace {release.NAMESPACE} of your cluster: uninstall it first")
+    made = Stage(venue, inventory(venue.kubectl))
+    pytestconfig.stash[_STAGE] = made
+    try:
+        release.install(venue)
+        release.make_namespace(venue, NAMESPACE)
+        yield made
+    finally:
+        _take_down(made)
+
+
+def _take_down(stage: Stage) -> None:
+    try:
+        release.uninstall(stage.venue, NAMESPACE)
+    except CommandFailed as error:
+        pytest.fail(f"cannot take the stage down: {error}\n{explain(stage.venue, NAMESPACE)}", pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def tiny(stage: Stage) -> Object:
+    """samples/tiny.yaml, applied and serving. Its state is the one at that time: look again for a newer one."""
+    stage.apply_sample("tiny.yaml")
+    return stage.settled("tiny")

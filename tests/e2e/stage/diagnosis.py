@@ -1,0 +1,61 @@
+"""Everything that explains why a resource is not what it should be, as text."""
+
+from stage import release
+from stage.kube import SCD, CommandFailed
+from stage.objects import conditions
+from stage.venue import Venue
+
+_EVENTS = (
+    "get",
+    "events",
+    "--sort-by=.metadata.creationTimestamp",
+    "--output=custom-columns=TIME:.metadata.creationTimestamp,LAST:.lastTimestamp,TYPE:.type,REASON:.reason,"
+    "KIND:.involvedObject.kind,NAME:.involvedObject.name,MESSAGE:.message",
+)
+
+
+def explain(venue: Venue, namespace: str) -> str:
+    """Conditions, pods, events and logs of a namespace, and the operator's log."""
+    parts = {
+        "conditions": _conditions(venue, namespace),
+        "objects": _said(venue, "get", "statefulsets,pods,jobs,pvc,configmaps", "--output=wide", namespace=namespace),
+        "events": _said(venue, *_EVENTS, namespace=namespace),
+        **_logs(venue, namespace),
+        "operator": release.operator_log(venue),
+    }
+    return "\n".join(f"--- {title}\n{text.rstrip()}" for title, text in parts.items()) + "\n"
+
+
+def _conditions(venue: Venue, namespace: str) -> str:
+    try:
+        resources = venue.kubectl.list(SCD, namespace)
+    except CommandFailed as error:
+        return str(error)
+    lines = []
+    for resource in resources:
+        meta = resource["metadata"]
+        lines.append(f"{meta['name']} (generation {meta['generation']})")
+        for kind, found in conditions(resource).items():
+            seen = found.get("observedGeneration")
+            lines.append(f"  {kind:15} {found['status']:8} {found['reason']} (of {seen}): {found['message']}")
+    return "\n".join(lines) or "no SpecCacheDeployment"
+
+
+def _logs(venue: Venue, namespace: str) -> dict[str, str]:
+    parts = {}
+    for pod in venue.kubectl.list("pods", namespace):
+        name = pod["metadata"]["name"]
+        parts[f"log of {name}"] = _said(venue, "logs", name, "--tail=60", namespace=namespace)
+        restarts = [container["restartCount"] for container in pod.get("status", {}).get("containerStatuses", ())]
+        if any(restarts):
+            before = _said(venue, "logs", name, "--previous", "--tail=60", namespace=namespace)
+            parts[f"log of {name} before its last restart ({restarts})"] = before
+    return parts
+
+
+def _said(venue: Venue, *arguments: str, namespace: str) -> str:
+    """What kubectl says, be it an error: a diagnosis must not fail."""
+    try:
+        return venue.kubectl(*arguments, namespace=namespace)
+    except CommandFailed as error:
+        return error.said

@@ -1,0 +1,85 @@
+"""Which cluster the stage stands on, and with which programs it is reached."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from stage.kube import Kubectl, StageError, environment, run
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+CLUSTER_TOOL = (sys.executable, str(REPOSITORY / "tests" / "cluster" / "cluster.py"))
+
+OWN_CONTEXT = "speccache-test"
+OWN_OPERATOR_IMAGE = "speccache.test/operator:dev"
+OWN_RUNTIME_IMAGE = "speccache.test/runtime:dev"
+
+
+@dataclass(frozen=True)
+class Venue:
+    """A cluster. `ours` is the one that tests/cluster makes: this machine has routes to its services, and whatever runs
+    there may be removed.
+    """
+
+    kubectl_program: Path
+    helm_program: Path
+    kubeconfig: Path
+    ours: bool
+    operator_image: str = OWN_OPERATOR_IMAGE
+    runtime_image: str = OWN_RUNTIME_IMAGE
+
+    @cached_property
+    def kubectl(self) -> Kubectl:
+        return Kubectl(self.kubectl_program, self.kubeconfig)
+
+    def helm(self, *arguments: str) -> str:
+        """Run helm; raises CommandFailed."""
+        return run([str(self.helm_program), *arguments], environment(self.kubeconfig))
+
+
+def make_venue(kubectl: Path, helm: Path, kubeconfig: Path) -> Venue:
+    """The venue behind a kubeconfig. Raises StageError when it is not clear which images its nodes can run."""
+    venue = Venue(kubectl, helm, kubeconfig, ours=not is_callers())
+    known = venue.kubectl("config", "current-context").strip() == OWN_CONTEXT
+    operator, runtime = (os.environ.get(name, "") for name in ("OPERATOR_IMAGE", "RUNTIME_IMAGE"))
+    if operator and runtime:
+        return replace(venue, operator_image=operator, runtime_image=runtime)
+    if not known:
+        raise StageError(
+            "the nodes of that cluster cannot see this machine's images: build both targets of the Dockerfile, push "
+            "them to a registry that the nodes can pull from, and name them by OPERATOR_IMAGE=... RUNTIME_IMAGE=..."
+        )
+    return venue
+
+
+def is_callers() -> bool:
+    """The cluster is one that the caller has chosen (CLUSTER=existing): not ours to start or stop."""
+    return os.environ.get("CLUSTER") == "existing"
+
+
+def find_venue() -> Venue:
+    """The venue of a person at a shell: the cluster of `make cluster`, or with CLUSTER=existing that of KUBECONFIG.
+
+    Raises StageError when there is none.
+    """
+    programs = json.loads(_ask("programs", "--list"))
+    kubectl, helm = (programs[name] or shutil.which(name) for name in ("kubectl", "helm"))
+    if kubectl is None or helm is None:
+        raise StageError("kubectl or helm is missing: run `make programs`")
+    if is_callers():
+        named = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
+        if not Path(named).is_file():
+            raise StageError(f"CLUSTER=existing: KUBECONFIG must name one file, and {named} is none")
+        return make_venue(Path(kubectl), Path(helm), Path(named))
+    state = json.loads(_ask("status", "--json"))
+    if not state["ready"]:
+        raise StageError("no cluster is up: run `make cluster`, or use yours with CLUSTER=existing")
+    return make_venue(Path(kubectl), Path(helm), Path(state["kubeconfig"]))
+
+
+def _ask(*arguments: str) -> str:
+    return subprocess.run([*CLUSTER_TOOL, *arguments], stdout=subprocess.PIPE, text=True, check=False).stdout

@@ -1,0 +1,83 @@
+"""The operator is killed where it hurts, and gone when it is missed."""
+
+import json
+
+import pytest
+from stage import release, serving
+from stage.kube import SCD
+from stage.objects import holds
+
+from speccache_api import names
+
+
+@pytest.fixture
+def idle(stage):
+    """A resource without pods: everything but what takes time."""
+    spec = {
+        "model": {"uri": "builtin://tiny"},
+        "kvCache": {
+            "device": {"tokens": 1024},
+            "host": {"tokens": 1024},
+            "storage": {"persistentVolumeClaim": {"size": "64Mi"}, "retention": "Delete"},
+        },
+        "replicas": 0,
+    }
+    obj = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": {"name": "idle"}, "spec": spec}
+    stage.venue.kubectl.apply(obj, stage.namespace)
+    stage.venue.kubectl.until(
+        SCD,
+        "idle",
+        lambda found: holds(found, "StorageReady") and found["status"].get("memory"),
+        namespace=stage.namespace,
+        seconds=30,
+        what="sized, with its claim bound",
+    )
+    return "idle"
+
+
+def test_a_rollout_ends_well_when_its_operator_is_killed_in_the_middle(stage, tiny):
+    kubectl, namespace = stage.venue.kubectl, stage.namespace
+    (operator,) = release.operator_pods(stage.venue)
+    before = kubectl.must_get("statefulset", "tiny", namespace)
+    kubectl.patch(
+        SCD, "tiny", namespace, {"spec": {"speculative": {"numSteps": 5}, "drain": {"flushTimeoutSeconds": 50}}}
+    )
+    kubectl.until(
+        "statefulset",
+        "tiny",
+        lambda found: found["metadata"]["generation"] > before["metadata"]["generation"],
+        namespace=namespace,
+        seconds=30,
+        what="told about the new template",
+    )
+    name = operator["metadata"]["name"]
+    kubectl("delete", "pod", name, "--grace-period=0", "--force", namespace=release.NAMESPACE)
+    stage.settled("tiny")
+    (successor,) = release.operator_pods(stage.venue)
+    assert successor["metadata"]["uid"] != operator["metadata"]["uid"]
+    pod = serving.pod_of(stage.venue, namespace, "tiny")
+    wire = json.loads(kubectl.must_get("configmap", "tiny-wire", namespace)["data"][names.WIRE_KEY])
+    assert wire["speculative"]["numSteps"] == 5
+    template = kubectl.must_get("statefulset", "tiny", namespace)["spec"]["template"]
+    assert pod["metadata"]["annotations"] == template["metadata"]["annotations"]
+
+
+def test_a_resource_can_be_deleted_while_no_operator_runs(stage, idle):
+    kubectl, namespace = stage.venue.kubectl, stage.namespace
+    deployment = f"deployment/{release.DEPLOYMENT}"
+    kubectl("scale", deployment, "--replicas=0", namespace=release.NAMESPACE)
+    kubectl("wait", "--for=delete", "pod", f"--selector={release.OPERATOR_PODS}", namespace=release.NAMESPACE)
+    try:
+        kubectl.delete(SCD, idle, namespace)
+        for kind, name in (
+            ("statefulset", idle),
+            ("service", idle),
+            ("service", f"{idle}-pods"),
+            ("configmap", f"{idle}-wire"),
+            ("serviceaccount", idle),
+            ("pvc", f"{idle}-kv"),
+        ):
+            kubectl.until_gone(kind, name, namespace, seconds=30)
+    finally:
+        kubectl("scale", deployment, "--replicas=1", namespace=release.NAMESPACE)
+        kubectl("rollout", "status", deployment, namespace=release.NAMESPACE)
