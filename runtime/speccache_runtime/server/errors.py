@@ -80,7 +80,7 @@ def field_path(location: tuple[int | str, ...]) -> str:
 def from_bad_request(error: BadRequest, prompt_field: str) -> ApiError:
     """The engine knows a prompt only as `prompt`; a chat client wrote `messages`."""
     param = prompt_field if error.field == "prompt" else error.field
-    return bad_field(param, str(error), "invalid_value")
+    return bad_field(param, f"{param}: {error}", "invalid_value")
 
 
 def from_unavailable(error: Unavailable) -> ApiError:

@@ -36,7 +36,7 @@ class Generation:
     def __init__(self, engine: Engine, tokenizer: Tokenizer, request: Request, stops: Sequence[str]) -> None:
         self._engine = engine
         self._request = request
-        self._detokenizer = tokenizer.detokenizer()
+        self._detokenizer = tokenizer.detokenizer(request.prompt)
         self._stops = StopFinder(stops)
         self._outputs: asyncio.Queue[Output] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()

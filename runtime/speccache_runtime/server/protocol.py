@@ -90,13 +90,13 @@ class Tokenizer(Protocol):
     """Text to tokens and back."""
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`, with the model's own start token if it has one."""
+        """Token ids of `text`, with the model's own start token if it has one. Raises BadRequest."""
         ...
 
-    def detokenizer(self) -> Detokenizer:
-        """A fresh detokenizer for one request."""
+    def detokenizer(self, after: Sequence[int] = ()) -> Detokenizer:
+        """A fresh detokenizer for text that follows the tokens `after`."""
         ...
 
     def render_chat(self, messages: Sequence[dict[str, str]]) -> str:
-        """The prompt text of a conversation; each message has `role` and `content`."""
+        """The prompt text of a conversation; each message has `role` and `content`. Raises BadRequest."""
         ...

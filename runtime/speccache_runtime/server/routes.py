@@ -67,10 +67,10 @@ async def read_body(request: Request) -> bytes:
 
 async def _respond(state: ServerState, request: Request, body: GenerationBody, answer: Answer) -> Response:
     state.check_ready()
-    prompt = await asyncio.to_thread(_tokenise, state, body)
-    engine_request = make_request(answer.id, body, prompt, state.engine.limits)
-    generation = Generation(state.engine, state.tokenizer, engine_request, body.stop)
     try:
+        prompt = await asyncio.to_thread(_tokenise, state, body)
+        engine_request = make_request(answer.id, body, prompt, state.engine.limits)
+        generation = Generation(state.engine, state.tokenizer, engine_request, body.stop)
         generation.submit()
     except BadRequest as error:
         raise from_bad_request(error, "messages" if isinstance(body, ChatBody) else "prompt") from error

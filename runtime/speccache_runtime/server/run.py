@@ -34,6 +34,11 @@ Say = Callable[[str], None]
 """Takes text for a person; lines end with a newline, and a line may come in parts."""
 
 EXIT_INTERRUPTED = 130
+
+SAME_SIGNAL_SECONDS = 0.3
+"""Signals that come so soon after the first are the first: Ctrl-C reaches a whole process group, and a wrapper such as
+`uv run` passes its own on to us."""
+
 CLOSE_SECONDS = 5
 """What slow readers get to take the rest of their answer after the engine has finished."""
 
@@ -94,6 +99,7 @@ class _Process:
             )
         )
         self._ending = asyncio.Event()
+        self._first_signal: float | None = None
 
     async def run(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -112,10 +118,13 @@ class _Process:
             await serving
 
     def _on_signal(self) -> None:
-        if self._ending.is_set():
+        now = time.monotonic()
+        if self._first_signal is None:
+            self._first_signal = now
+            self._ending.set()
+        elif now - self._first_signal > SAME_SIGNAL_SECONDS:
             self._say("stopped at once by a second signal; pages not yet in storage are lost\n")
             os._exit(EXIT_INTERRUPTED)
-        self._ending.set()
 
     async def _load(self, ending: asyncio.Task[bool]) -> bool:
         """True when the model is loaded, False when the process was told to end before that."""

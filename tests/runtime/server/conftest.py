@@ -22,6 +22,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from speccache_runtime.config import EngineConfig
 from speccache_runtime.core import Finish, Output, Request, Tier, Usage
+from speccache_runtime.errors import BadRequest
 from speccache_runtime.server.app import create_app
 
 EOS = 256
@@ -60,10 +61,12 @@ class ByteTokenizer:
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
-    def detokenizer(self) -> ByteDetokenizer:
+    def detokenizer(self, after: Sequence[int] = ()) -> ByteDetokenizer:
         return ByteDetokenizer()
 
     def render_chat(self, messages: Sequence[dict[str, str]]) -> str:
+        if any(message["role"] == "system" for message in messages[1:]):
+            raise BadRequest("messages", "the template wants the system message first")
         return "".join(f"{message['role']}:{message['content']}\n" for message in messages)
 
 

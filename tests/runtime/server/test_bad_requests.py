@@ -44,6 +44,7 @@ WRONG: list[tuple[str, dict[str, Any], int, str | None]] = [
     (CHAT, {"messages": [USER | {"tool_calls": [{"id": "1"}]}]}, 400, "messages[0].tool_calls"),
     (CHAT, {"messages": [USER | {"extra": 1}]}, 400, "messages[0].extra"),
     (CHAT, {"messages": [USER | {"content": "x" * 1000}]}, 400, "messages"),
+    (CHAT, {"messages": [USER, {"role": "system", "content": "hi"}]}, 400, "messages"),
     # lengths
     (TEXT, {"max_tokens": 0}, 400, "max_tokens"),
     (TEXT, {"max_tokens": "16"}, 400, "max_tokens"),

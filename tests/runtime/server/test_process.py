@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from speccache_runtime.core import Finish
 from speccache_runtime.errors import ConfigError, ModelError
-from speccache_runtime.server.run import serve
+from speccache_runtime.server.run import SAME_SIGNAL_SECONDS, serve
 
 STUBBORN = Path(__file__).parent / "stubborn_server.py"
 
@@ -183,11 +183,14 @@ def read_until(process: subprocess.Popen[str], word: str) -> str:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_second_signal_ends_at_once(number):
-    """Whoever does not want to wait for a drain sends the signal again."""
+    """Whoever does not want to wait for a drain sends the signal again; twice within a moment is still once."""
     with stubborn("drain") as process:
         read_until(process, "is ready")
         process.send_signal(number)
+        process.send_signal(number)
         read_until(process, "draining")
+        assert process.poll() is None
+        threading.Event().wait(SAME_SIGNAL_SECONDS)
         process.send_signal(number)
         assert "at once" in read_until(process, "lost\n")
         assert process.wait(10) == 130
