@@ -21,7 +21,7 @@ from speccache_runtime.tensors import send
 
 _WORD = 8  # bytes per element that the kernel moves
 _TILE = 2048  # elements that one program has in flight: 16 KiB
-_PROGRAMS = 32  # programs per launch; the link is full with these, and the other SMs stay with the model
+_PROGRAMS = 16  # programs per launch: they fill the link (see docs/benchmarks.md), the other SMs stay with the model
 
 
 @triton.jit  # type: ignore[untyped-decorator]
