@@ -95,6 +95,10 @@ class _Taker:
             raise ModelError(
                 f"{self._directory}: tensor {name} has shape {list(tensor.shape)}, the config says {list(shape)}"
             )
+        if tensor is not None and name != "d2t" and not tensor.is_floating_point():
+            raise ModelError(
+                f"{self._directory}: tensor {name} is stored as {tensor.dtype}; quantised weights are not served yet"
+            )
         return tensor
 
     def series(self, name: str, count: int, size: int) -> tuple[Tensor, ...]:

@@ -55,13 +55,16 @@ def target_facts(directory: Path) -> ModelFacts:
     files = safetensors_files(directory)
     if not files:
         raise ModelError(f"{directory}: no weights found; expected {SAFETENSORS} (or its shards with an index)")
+    table = tensor_table(files)
+    if config.get("tie_word_embeddings") is True:
+        table.pop("lm_head.weight", None)  # The embedding serves as both; a stored copy is not loaded.
     return ModelFacts(
         geometry=KVGeometry(
             layers=positive(directory, config, "num_hidden_layers"),
             kv_heads=kv_heads(directory, config),
             head_dim=head_dim(directory, config),
         ),
-        parameters=_parameters(tensor_table(files)),
+        parameters=_parameters(table),
         hidden_size=positive(directory, config, "hidden_size"),
         vocab_size=positive(directory, config, "vocab_size"),
         max_positions=positive(directory, config, "max_position_embeddings"),

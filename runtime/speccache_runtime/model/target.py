@@ -30,6 +30,8 @@ from speccache_runtime.model.layer import LayerCall, decode_layer, rms_norm
 from speccache_runtime.model.rope import Rope
 from speccache_runtime.model.weights import own, stream_weights
 
+OUTPUT_HEAD = "lm_head.weight"
+
 
 @dataclass(frozen=True, slots=True)
 class TargetOutput:
@@ -169,33 +171,49 @@ def _fill(model: PreTrainedModel, path: Path, *, device: torch.device, dtype: to
     """Loads every parameter and makes the buffers; on return nothing is left on the meta device."""
     wanted = dict(model.named_parameters(remove_duplicate=False))
     tied = bool(model.config.tie_word_embeddings)
+    if tied:
+        del wanted[OUTPUT_HEAD]
     for name, tensor in stream_weights(path):
-        if name.endswith("rotary_emb.inv_freq"):
-            continue  # Old Llama checkpoints store it; it follows from the config.
+        if name.endswith("rotary_emb.inv_freq") or (tied and name == OUTPUT_HEAD):
+            continue  # Old checkpoints hold it, but it follows from the config or from the embedding.
         if name not in wanted:
-            raise ModelError(f"{path}: tensor {name} is not part of {type(model).__name__}")
-        if wanted[name].shape != tensor.shape:
-            raise ModelError(
-                f"{path}: tensor {name} has shape {list(tensor.shape)}, the config says {list(wanted[name].shape)}"
-            )
-        if wanted[name].is_meta:
-            _assign(model, name, nn.Parameter(own(tensor, device=device, dtype=dtype), requires_grad=False))
-        else:
-            wanted[name].data.copy_(tensor)
-        del wanted[name]
-    if tied and "lm_head.weight" in wanted and "model.embed_tokens.weight" not in wanted:
-        _assign(model, "lm_head.weight", model.get_parameter("model.embed_tokens.weight"))
-        del wanted["lm_head.weight"]
+            raise ModelError(f"{path}: tensor {name} is not part of {type(model).__name__}, or is there twice")
+        _load(model, path, name, wanted.pop(name), tensor, device=device, dtype=dtype)
     if wanted:
         missing = ", ".join(sorted(wanted)[:3]) + (f" and {len(wanted) - 3} more" if len(wanted) > 3 else "")
         raise ModelError(f"{path}: tensors are missing from the weights: {missing}")
+    if tied:
+        _assign(model, OUTPUT_HEAD, cast(nn.Embedding, model.get_input_embeddings()).weight)
     # Rope tables are made again on the real device and stay float32: rounding them would shift far positions.
     decoder = model.get_decoder()
     with torch.device(device):
         decoder.rotary_emb = type(decoder.rotary_emb)(config=model.config)
 
 
-def _assign(model: nn.Module, name: str, parameter: nn.Parameter) -> None:
+def _load(
+    model: nn.Module,
+    path: Path,
+    name: str,
+    parameter: Tensor,
+    tensor: Tensor,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> None:
+    """Puts a stored tensor where `parameter` is: into its memory if it has some, else in its place."""
+    if parameter.shape != tensor.shape:
+        raise ModelError(
+            f"{path}: tensor {name} has shape {list(tensor.shape)}, the config says {list(parameter.shape)}"
+        )
+    if not tensor.is_floating_point():
+        raise ModelError(f"{path}: tensor {name} is stored as {tensor.dtype}; quantised weights are not served yet")
+    if parameter.is_meta:
+        _assign(model, name, nn.Parameter(own(tensor, device=device, dtype=dtype), requires_grad=False))
+    else:
+        parameter.data.copy_(tensor)
+
+
+def _assign(model: nn.Module, name: str, parameter: Tensor) -> None:
     owner, _, leaf = name.rpartition(".")
     setattr(model.get_submodule(owner), leaf, parameter)
 

@@ -378,6 +378,12 @@ BROKEN = [
     ("unknown", {}, with_(surprise__weight=torch.zeros(2)), r"tensor surprise.weight is not part of an EAGLE-3 head"),
     ("missing", {}, without("fc.weight"), r"tensor fc.weight is missing; is this an EAGLE-3 head"),
     ("shape", {"intermediate_size": 80}, None, r"has shape \[72, 48\], the config says \[80, 48\]"),
+    (
+        "integers",
+        {},
+        with_(fc__weight=torch.zeros(HIDDEN, 3 * HIDDEN).to(torch.int8)),
+        r"stored as torch.int8; quantised",
+    ),
     ("no_d2t", {}, without("d2t"), r"tensor d2t is missing, .* of 40 differs .* of 96"),
     ("bad_d2t", {}, with_(d2t=torch.full((DRAFT_VOCAB,), 90)), r"outside the target's vocabulary of 96"),
     ("no_lm_head", {}, without("lm_head.weight"), r"tensor lm_head.weight is missing"),

@@ -1,0 +1,136 @@
+"""Text to tokens and back, with the tokenizer of a model directory.
+
+Generated tokens become text one step at a time: a character may be spread over several tokens, and what a token prints
+may depend on the token before it. `Detokenizer` therefore decodes a short window again and passes on only what can no
+longer change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from tokenizers import Tokenizer as Backend
+from transformers import AutoTokenizer
+
+from speccache_runtime.errors import BadRequest, ModelError
+
+BROKEN = "\N{REPLACEMENT CHARACTER}"
+
+MAX_HELD_TOKENS = 64
+"""Tokens of one step at most. A character has at most four bytes, so text that is still incomplete then is no text but
+broken bytes, and is passed on as such."""
+
+MAX_CONTEXT_TOKENS = 16
+"""Prompt tokens kept as context: some tokenizers drop the space before the first token that they decode."""
+
+
+class Tokenizer:
+    """A model's tokenizer and chat template. Every method may be called from any thread."""
+
+    def __init__(self, directory: Path, tokenizer: Any) -> None:
+        self._directory = directory
+        self._tokenizer = tokenizer
+        self._backend: Backend = tokenizer.backend_tokenizer
+        self._bos: str | None = tokenizer.bos_token
+
+    @classmethod
+    def from_dir(cls, directory: Path) -> Tokenizer:
+        """Loads the tokenizer of a model directory. Raises ModelError if there is none or it is broken."""
+        if not (directory / "tokenizer.json").is_file():
+            raise ModelError(f"{directory}: no tokenizer.json found; a served model needs its tokenizer")
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        # The tokenizers library raises plain Exception for a broken file.
+        except Exception as error:
+            raise ModelError(f"{directory}: the tokenizer cannot be loaded: {_first_line(error)}") from error
+        return cls(directory, tokenizer)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`, with the model's start token if it has one and `text` does not begin with it already.
+
+        Raises BadRequest if `text` is not valid Unicode.
+        """
+        _check_unicode("prompt", text)
+        begun = self._bos is not None and text.startswith(self._bos)
+        ids: list[int] = self._backend.encode(text, add_special_tokens=not begun).ids
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of `ids` without special tokens; bytes that are no character become replacement characters."""
+        text: str = self._backend.decode(list(ids), skip_special_tokens=True)
+        return text
+
+    def detokenizer(self, after: Sequence[int] = ()) -> Detokenizer:
+        """A fresh detokenizer for text that follows the tokens `after` (the prompt's last few are enough)."""
+        return Detokenizer(self, after)
+
+    def render_chat(self, messages: Sequence[dict[str, str]]) -> str:
+        """The prompt text of a conversation, ending where the model's answer begins.
+
+        Each message has `role` and `content`. Raises BadRequest if the model has no chat template or its template does
+        not take these messages.
+        """
+        for message in messages:
+            _check_unicode("messages", message.get("content", ""))
+        if not self._tokenizer.chat_template:
+            raise BadRequest("messages", "this model has no chat template; use /v1/completions")
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+            )
+        except (TemplateError, ValueError, TypeError, KeyError) as error:
+            raise BadRequest("messages", f"the model's chat template refuses them: {_first_line(error)}") from error
+        return text
+
+
+class Detokenizer:
+    """Turns one request's tokens into text bit by bit. Not thread-safe.
+
+    The window holds the tokens of the last step whose text was complete, as context, and the tokens since. It thus
+    begins between two characters.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, after: Sequence[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._window = list(after)[-MAX_CONTEXT_TOKENS:]
+        self._context = 0
+        self._shown = 0
+        self._begin_step()
+
+    def push(self, ids: Sequence[int]) -> str:
+        """Text that is certain after these tokens; may be empty."""
+        self._window += ids
+        new_tokens = len(self._window) - self._context
+        text = self._tokenizer.decode(self._window)
+        certain = text if new_tokens > MAX_HELD_TOKENS else text.rstrip(BROKEN)
+        new = certain[self._shown :]
+        self._shown = max(self._shown, len(certain))
+        if new_tokens and len(certain) == len(text):
+            self._window = self._window[self._context :]
+            self._begin_step()
+        return new
+
+    def flush(self) -> str:
+        """Whatever is still held back, with replacement characters for broken bytes."""
+        new = self._tokenizer.decode(self._window)[self._shown :]
+        self._shown += len(new)
+        return new
+
+    def _begin_step(self) -> None:
+        """What the window holds now is context: its text has been passed on, or is not ours."""
+        self._context = len(self._window)
+        self._shown = len(self._tokenizer.decode(self._window))
+
+
+def _check_unicode(field: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadRequest(field, f"not valid Unicode: half of a surrogate pair at character {error.start}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).split("\n", 1)[0]
