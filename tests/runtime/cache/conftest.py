@@ -5,6 +5,7 @@ backend, real threads unless a test wants to choose their order. Out: models and
 storage tier by itself (storage/).
 """
 
+import functools
 import hashlib
 import threading
 import time
@@ -39,6 +40,7 @@ TARGET_SHAPE = PoolShape(layers=2, kv_heads=2, head_dim=4, page_size=PAGE, dtype
 DRAFT_SHAPE = PoolShape(layers=1, kv_heads=1, head_dim=6, page_size=PAGE, dtype=torch.float32)
 
 
+@functools.cache
 def content(key: bytes, half: str, nbytes: int) -> torch.Tensor:
     """What the page `key` holds in this half, in a world where KV is a function of the prefix."""
     return torch.frombuffer(bytearray(hashlib.shake_128(key + half.encode()).digest(nbytes)), dtype=torch.uint8)
@@ -105,6 +107,11 @@ class Volume:
 
     def has(self, key: bytes, half: Half) -> bool:
         return self.path(key, half).is_file()
+
+
+def numbered_prompt(number: int) -> list[int]:
+    """Three whole pages and a bit, which no other number shares."""
+    return [number, *range(3 * PAGE)]
 
 
 def damage(path: Path, how: str) -> None:
@@ -330,6 +337,7 @@ def tools() -> SimpleNamespace:
         cached=cached,
         content=content,
         damage=damage,
+        numbered_prompt=numbered_prompt,
         page_is=page_is,
         put_page=put_page,
         TARGET_SPACE=TARGET_SPACE,
