@@ -22,8 +22,10 @@ from pathlib import Path
 
 import api_only
 import binaries
+import containerd
 import control_plane
 import credentials
+import images
 import network
 import node
 import provisioner
@@ -60,6 +62,7 @@ def up(node_memory: int | None) -> None:
     node.wait_ready(processes)
     network.check()
     say("node is ready")
+    images.load(say)
 
 
 def _is_left_over() -> bool:
@@ -123,6 +126,7 @@ def arguments() -> argparse.Namespace:
     commands.add_parser("down")
     commands.add_parser("status").add_argument("--json", action="store_true")
     commands.add_parser("api")
+    commands.add_parser("images")
     programs = commands.add_parser("programs")
     programs.add_argument("--api", action="store_true")
     programs.add_argument("--helm", action="store_true")
@@ -132,8 +136,8 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     chosen = arguments()
-    if chosen.command in ("up", "down") and os.geteuid() != 0:
-        sys.stderr.write("a node needs root\n")
+    if chosen.command in ("up", "down", "images") and os.geteuid() != 0:
+        sys.stderr.write("containers need root\n")
         return 1
     try:
         if chosen.command == "up":
@@ -145,6 +149,9 @@ def main() -> int:
                 teardown.down()
         elif chosen.command == "status":
             return 0 if status(as_json=chosen.json) else 1
+        elif chosen.command == "images":
+            with one_at_a_time():
+                images.build(say)
         elif chosen.command == "api":
             binaries.build(binaries.API_PROGRAMS, say)
             api_only.run("export KUBECONFIG={kubeconfig}")
@@ -153,7 +160,7 @@ def main() -> int:
         elif chosen.command == "programs":
             only = (binaries.API_PROGRAMS if chosen.api else ()) + ((binaries.HELM,) if chosen.helm else ())
             binaries.build(only or binaries.ALL_PROGRAMS, say)
-    except (StartError, network.FenceError) as error:
+    except (StartError, network.FenceError, containerd.ImageError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
     return 0

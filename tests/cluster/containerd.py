@@ -9,8 +9,8 @@ from settings import CACHE, PAUSE_IMAGE, RUN, SOURCES
 SOCKET = RUN / "containerd.sock"
 
 
-class ImportFailed(Exception):
-    """containerd refused an image."""
+class ImageError(Exception):
+    """An image could not be built, or containerd refused it."""
 
 
 def ctr(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -18,11 +18,21 @@ def ctr(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(_command(*arguments), capture_output=True, text=True)
 
 
+def lacking(image: oci.Image) -> list[oci.Content]:
+    """The parts of `image` that containerd has neither packed nor, for layers, unpacked."""
+    packed = set(_lines("content", "list", "--quiet"))
+    unpacked = {line.split()[0] for line in _lines("snapshots", "list")}
+    chains = dict(zip(image.layers, oci.chain_digests(image), strict=True))
+    return [part for part in image.parts if part.digest not in packed and chains.get(part) not in unpacked]
+
+
 def put(image: oci.Image, name: str) -> int:
-    """Gives containerd what it lacks of `image` and names it; returns the bytes sent. Raises `ImportFailed`."""
-    known = set(ctr("content", "list", "--quiet").stdout.split())
-    lacking = [part for part in image.parts if part.digest not in known]
-    if image.manifest.digest in known and not lacking and _named(name) == image.manifest.digest:
+    """Gives containerd what it lacks of `image` and names it; returns the bytes sent. Raises `ImageError`.
+
+    Afterwards it has the layers unpacked only: their packed form would just take the same space again.
+    """
+    parts = lacking(image)
+    if not parts and _names().get(name) == image.manifest.digest:
         return 0
     with subprocess.Popen(
         _command("images", "import", "-"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -30,27 +40,42 @@ def put(image: oci.Image, name: str) -> int:
         assert importer.stdin is not None
         assert importer.stdout is not None
         try:
-            with importer.stdin:
-                oci.write(image, name, lacking, importer.stdin)
+            oci.write(image, name, parts, importer.stdin)
+            importer.stdin.close()
         except BrokenPipeError:
-            pass  # it gave up; its own words say more
+            pass  # it gave up; its own words, read next, say more
         words = importer.stdout.read().decode(errors="replace")
     if importer.returncode != 0:
-        raise ImportFailed(f"{name}: {words.strip()}")
-    return sum(part.size for part in lacking)
+        raise ImageError(f"{name}: {words.strip()}")
+    ctr("content", "delete", *(layer.digest for layer in image.layers))
+    return sum(part.size for part in parts)
 
 
 def put_pause_image() -> None:
     """The image that holds each pod's namespaces: a few lines of Go, so that no registry is asked for it."""
-    program = CACHE / "bin" / "pause"
-    if not program.exists() or program.stat().st_mtime < (SOURCES / "pause" / "main.go").stat().st_mtime:
-        binaries.build_file(SOURCES / "pause" / "main.go", program)
+    program, source = CACHE / "bin" / "pause", SOURCES / "pause" / "main.go"
+    if not program.exists() or program.stat().st_mtime < source.stat().st_mtime:
+        binaries.build_file(source, program)
     put(oci.single_file("pause", program.read_bytes()), PAUSE_IMAGE)
 
 
-def _named(name: str) -> str | None:
-    listed = ctr("images", "list", f"name=={name}").stdout.splitlines()[1:]
-    return listed[0].split()[2] if listed else None
+def forget_replaced_images() -> None:
+    """Removes images that a newer one of the same name replaced: only their digest still names them."""
+    names = _names()
+    current = {digest for name, digest in names.items() if not name.startswith("sha256:")}
+    replaced = [name for name, digest in names.items() if digest not in current]
+    if replaced:
+        ctr("images", "remove", *replaced)
+
+
+def _names() -> dict[str, str]:
+    """Manifest digest of each image name."""
+    rows = [line.split() for line in _lines("images", "list")[1:]]
+    return {row[0]: row[2] for row in rows}
+
+
+def _lines(*arguments: str) -> list[str]:
+    return ctr(*arguments).stdout.splitlines()
 
 
 def _command(*arguments: str) -> list[str]:

@@ -67,7 +67,9 @@ def _ip(*arguments: str) -> str:
 
 
 def _unreachable(*arguments: str) -> bool:
-    return "No route to host" in _run(*arguments).stderr
+    """Which of the two answers comes depends on whether a route or a rule said no."""
+    answer = _run(*arguments).stderr
+    return "No route to host" in answer or "Network is unreachable" in answer
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -7,7 +7,7 @@ import hashlib
 import io
 import json
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -33,10 +33,15 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A manifest with everything that it names; `parts` are configuration and layers."""
+    """A manifest with everything that it names."""
 
     manifest: Content
-    parts: tuple[Content, ...]
+    config: Content
+    layers: tuple[Content, ...]
+
+    @property
+    def parts(self) -> tuple[Content, ...]:
+        return (self.config, *self.layers)
 
 
 def read(layout: Path, tag: str) -> Image:
@@ -47,7 +52,25 @@ def read(layout: Path, tag: str) -> Image:
     }
     manifest = _stored(layout, tags[tag])
     named = json.loads((layout / "blobs" / manifest.digest.replace(":", "/")).read_text())
-    return Image(manifest, tuple(_stored(layout, part) for part in (named["config"], *named["layers"])))
+    return Image(manifest, _stored(layout, named["config"]), tuple(_stored(layout, part) for part in named["layers"]))
+
+
+def prune(layout: Path) -> None:
+    """Deletes files that no image of the layout folder names any more."""
+    index = json.loads((layout / "index.json").read_text())
+    images = [read(layout, entry["annotations"]["org.opencontainers.image.ref.name"]) for entry in index["manifests"]]
+    kept = {part.digest for image in images for part in (image.manifest, *image.parts)}
+    for file in (layout / "blobs" / "sha256").iterdir():
+        if f"sha256:{file.name}" not in kept:
+            file.unlink()
+
+
+def chain_digests(image: Image) -> Iterator[str]:
+    """The name that containerd gives each layer once it is unpacked onto those below; for uncompressed layers only."""
+    chain = ""
+    for layer in image.layers:
+        chain = f"sha256:{hashlib.sha256(f'{chain} {layer.digest}'.encode()).hexdigest()}" if chain else layer.digest
+        yield chain
 
 
 def single_file(name: str, program: bytes) -> Image:
@@ -66,7 +89,7 @@ def single_file(name: str, program: bytes) -> Image:
     }
     config = _made(_CONFIG, json.dumps(settings).encode())
     named = {"schemaVersion": 2, "mediaType": _MANIFEST, "config": config.descriptor, "layers": [files.descriptor]}
-    return Image(_made(_MANIFEST, json.dumps(named).encode()), (config, files))
+    return Image(_made(_MANIFEST, json.dumps(named).encode()), config, (files,))
 
 
 def write(image: Image, name: str, parts: Iterable[Content], out: IO[bytes]) -> None:

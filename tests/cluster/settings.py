@@ -43,3 +43,9 @@ def environment() -> dict[str, str]:
     """The caller's environment without proxies: all traffic of the cluster stays on this machine."""
     proxies = {"http_proxy", "https_proxy", "all_proxy", "no_proxy"}
     return {name: value for name, value in os.environ.items() if name.lower() not in proxies}
+
+
+def image(target: str) -> str:
+    """Name under which the Dockerfile's `target` is built and known to the cluster."""
+    repository = os.environ.get("SPECCACHE_IMAGE_REPOSITORY") or "speccache.test"
+    return f"{repository}/{target}:{os.environ.get('SPECCACHE_IMAGE_TAG') or 'dev'}"
