@@ -18,10 +18,11 @@ ANNOTATION_PLAN_HASH = f"{names.API_GROUP}/plan-hash"
 
 
 def stamped(obj: Object) -> Object:
-    """`obj` with the digest of itself as an annotation."""
-    digest = hashlib.sha256(json.dumps(obj, sort_keys=True).encode()).hexdigest()[:16]
+    """`obj` with the digest of itself (an earlier stamp left out) as an annotation."""
     meta = obj["metadata"]
-    annotations = {**meta.get("annotations", {}), ANNOTATION_PLAN_HASH: digest}
+    annotations = {key: value for key, value in meta.get("annotations", {}).items() if key != ANNOTATION_PLAN_HASH}
+    text = json.dumps({**obj, "metadata": {**meta, "annotations": annotations}}, sort_keys=True)
+    annotations[ANNOTATION_PLAN_HASH] = hashlib.sha256(text.encode()).hexdigest()[:16]
     return {**obj, "metadata": {**meta, "annotations": annotations}}
 
 

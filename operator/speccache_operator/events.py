@@ -8,12 +8,22 @@ from typing import Any
 
 from speccache_api import names
 from speccache_operator.apply import Write
-from speccache_operator.conditions import PROGRESSING, READY, Condition, Reason
+from speccache_operator.conditions import MEMORY_SIZED, PROGRESSING, READY, Condition, Reason
 from speccache_operator.kinds import EVENT, Object
 from speccache_operator.plan import Cause
 
-_QUIET = (Reason.SCALED_TO_ZERO, Reason.COMPLETE, Reason.WAITING, Reason.STARTING, Reason.ROLLING_OUT, Reason.SCALING)
-"""Reasons of a False condition that are no cause for a warning."""
+_QUIET = (
+    Reason.SCALED_TO_ZERO,
+    Reason.WAITING,
+    Reason.WAITING_FOR_DELETION,
+    Reason.STARTING,
+    Reason.PODS_MISSING,
+    Reason.ROLLING_OUT,
+    Reason.SCALING,
+    Reason.COMPLETE,
+    Reason.STOPPED,
+)
+"""Reasons of a False condition that are steps on the way, or told by another condition."""
 _MOST = 1000
 
 
@@ -27,21 +37,29 @@ class EventNote:
 
 
 def transitions(before: Mapping[str, Mapping[str, Any]], after: Iterable[Condition]) -> tuple[EventNote, ...]:
-    """An event for each condition that took another status or reason, and only one for each reason.
+    """An event for each condition that took another status or reason and has something to tell, one for each reason.
 
-    Ready and Progressing repeat the reason of the aspect that decided them; what is only "not known yet" is no event.
+    Told are refusals (as warnings), their end, memory that was sized anew, and Ready becoming True or ceasing to be.
     """
     notes: dict[str, EventNote] = {}
     for condition in sorted(after, key=lambda c: c.type in (READY, PROGRESSING)):
         old = before.get(condition.type, {})
         if (old.get("status"), old.get("reason")) == (condition.status, condition.reason.value):
             continue
-        if condition.status == "Unknown" or (condition.type == PROGRESSING and condition.reason is Reason.STOPPED):
+        if not _worth_telling(condition, old):
             continue
         warning = condition.status == "False" and condition.reason not in _QUIET
         note = EventNote(warning, condition.reason.value, f"{condition.type}: {condition.message}"[:_MOST])
         notes.setdefault(condition.reason.value, note)
     return tuple(notes.values())
+
+
+def _worth_telling(condition: Condition, old: Mapping[str, Any]) -> bool:
+    if condition.type == PROGRESSING:
+        return condition.status == "False" and condition.reason not in _QUIET
+    if condition.status == "False":
+        return condition.reason not in _QUIET or (condition.type == READY and old.get("status") == "True")
+    return condition.status == "True" and (condition.type in (READY, MEMORY_SIZED) or old.get("status") == "False")
 
 
 def of_writes(writes: Iterable[Write]) -> tuple[EventNote, ...]:

@@ -1,6 +1,7 @@
-"""One look at the cluster: everything that planning needs, read at once, from the API server and not from a cache.
+"""One look at the cluster: everything that planning needs, from the API server and not from a cache.
 
 Live reads are consistent with what was just written, so no pass acts on a state that it has itself already changed.
+They are no snapshot of many objects, though: what follows from something else is read before it.
 """
 
 import asyncio
@@ -70,13 +71,14 @@ async def observe(cluster: Cluster, key: Key, resource: SpecCacheDeployment | No
     inspection_labels = {**labels, names.LABEL_COMPONENT: names.COMPONENT_INSPECTION}
     refs = child_refs(key)
     claims = () if resource is None else claim_names(resource)
-    children, pods, jobs, records, capacities = await _together(
+    children, jobs, records, capacities = await _together(
         _existing(cluster, [*refs, *(Ref(CLAIM, key.namespace, name) for name in claims)]),
-        cluster.list(POD, key.namespace, labels),
         cluster.list(JOB, key.namespace, inspection_labels),
         cluster.list(CONFIG_MAP, key.namespace, inspection_labels),
         nodes.capacities() if nodes is not None else _nothing(),
     )
+    # After their owners: a Job is complete only when its pod is, so its pod's message is there to be read.
+    pods = await cluster.list(POD, key.namespace, labels)
     return Observed(
         children=children,
         inspections=(*jobs, *records),

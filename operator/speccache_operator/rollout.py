@@ -104,15 +104,10 @@ def _starting(pods: Pods, served: Sequence[Object], blockers: Sequence[Condition
         first = min(blockers, key=_rank)
         return Condition(READY, "False", Reason.WAITING, f"{counted}; waiting for {first.type}: {first.message}")
     if not served:
-        text = f"{counted}; pods are being made: if none appears, see the StatefulSet's events (quota, policies)"
+        text = f"{counted}; no pod exists yet; if it stays so, see the StatefulSet's events (quota, policies)"
         return Condition(READY, "False", Reason.PODS_MISSING, text)
     if not pods.current or pods.updated < pods.exist:
         return Condition(READY, "False", Reason.ROLLING_OUT, f"{counted}; pods are being replaced")
-    if len(served) < pods.wanted:
-        text = (
-            f"{counted}; {len(served)} pods exist: if it stays so, see the events of the StatefulSet (quota, policies)"
-        )
-        return Condition(READY, "False", Reason.PODS_MISSING, text)
     waiting = [str(pod["metadata"]["name"]) for pod in served if not is_ready(pod)]
     text = f"{counted}; loading the model: {', '.join(waiting[:5])}" if waiting else counted
     return Condition(READY, "False", Reason.STARTING, text)

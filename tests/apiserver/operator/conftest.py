@@ -6,15 +6,20 @@ the status of StatefulSets, Jobs, pods and claims themselves, and nothing is del
 """
 
 import base64
+import http.client
+import itertools
 import json
 import os
+import socket
 import ssl
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +53,11 @@ class Api:
         cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
         self.server: str = cluster["server"]
         self.authority = cluster["certificate-authority-data"]
-        context = ssl.create_default_context(cadata=base64.b64decode(self.authority).decode())
+        self.context = ssl.create_default_context(cadata=base64.b64decode(self.authority).decode())
         headers = {"Authorization": f"Bearer {user['token']}"}
-        self.http = httpx.Client(base_url=self.server, headers=headers, verify=context, timeout=30, trust_env=False)
+        self.http = httpx.Client(
+            base_url=self.server, headers=headers, verify=self.context, timeout=30, trust_env=False
+        )
 
     def path(self, kind: str, namespace: str | None, name: str = "") -> str:
         version, plural = _PATHS[kind]
@@ -77,7 +84,8 @@ class Api:
         return self._good(self.http.patch(path, content=json.dumps(patch), headers=headers))
 
     def delete(self, kind: str, namespace: str | None, name: str) -> None:
-        answer = self.http.delete(self.path(kind, namespace, name))
+        # Jobs are orphaned by default, which needs a garbage collector.
+        answer = self.http.request("DELETE", self.path(kind, namespace, name), json={"propagationPolicy": "Background"})
         assert answer.status_code in (200, 202, 404), answer.text
 
     def _good(self, answer: httpx.Response) -> dict[str, Any]:
@@ -132,6 +140,84 @@ class OperatorProcess:
         return self.process.wait(timeout=20)
 
 
+class Proxy:
+    """Stands between an operator and the API server: records each request, and answers instead when told to.
+
+    `fault(method, path)` answers a status to send instead, 0 to cut the connection, or None to pass the request on.
+    """
+
+    def __init__(self, client: Api) -> None:
+        self.requests: set[tuple[str, str, str]] = set()
+        self.fault: Callable[[str, str], int | None] = lambda method, path: None
+        self.client = client
+        self.upstream: set[http.client.HTTPSConnection] = set()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._server.daemon_threads = False  # so that closing waits for them
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def connect(self) -> http.client.HTTPSConnection:
+        """A connection of its own for each request: watches never end by themselves."""
+        host = self.client.server.removeprefix("https://")
+        connection = http.client.HTTPSConnection(host, context=self.client.context, timeout=600)
+        connection.connect()
+        self.upstream.add(connection)
+        return connection
+
+    def close(self) -> None:
+        self._server.shutdown()
+        for connection in list(self.upstream):
+            with suppress(OSError):
+                connection.sock.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._server.server_close()
+
+
+def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            path, _, query = self.path.partition("?")
+            proxy.requests.add((self.command, path, query))
+            status = proxy.fault(self.command, path)
+            if status is not None:
+                if status:
+                    self.send_error(status)
+                return
+            upstream = proxy.connect()
+            with suppress(OSError, http.client.HTTPException):  # either side may go at any time
+                self.forward(upstream, body)
+            proxy.upstream.discard(upstream)
+            upstream.close()
+
+        def forward(self, upstream: http.client.HTTPSConnection, body: bytes) -> None:
+            kept = {k: v for k, v in self.headers.items() if k.lower() in ("authorization", "content-type", "accept")}
+            upstream.request(self.command, self.path, body=body, headers=kept)
+            with upstream.getresponse() as answer:
+                self.send_response(answer.status)
+                self.send_header("Content-Type", answer.headers.get("Content-Type", ""))
+                self.end_headers()
+                while part := answer.read1(65536):
+                    self.wfile.write(part)
+                    self.wfile.flush()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do
+
+    return Handler
+
+
+@pytest.fixture
+def proxy(client: Api) -> Iterator[Proxy]:
+    """A recording, failing proxy; give its `url` as `server` to `start`."""
+    proxy = Proxy(client)
+    yield proxy
+    proxy.close()
+
+
 @pytest.fixture(scope="session")
 def client(api: Any, apiserver: Path) -> Iterator[Api]:
     """A client for the API server with the CRD installed."""
@@ -161,16 +247,16 @@ def rendered(helm: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[.
     return render
 
 
+Start = Callable[..., OperatorProcess]
+
+
 @pytest.fixture(scope="session")
-def start(
-    client: Api, kubectl_run: Any, rendered: Any, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[..., OperatorProcess]]:
-    """Starts an operator: `start(release, namespace, *chart values, server=URL, watch=...)`.
+def launch(client: Api, kubectl_run: Any, rendered: Any, tmp_path_factory: pytest.TempPathFactory) -> Start:
+    """Starts an operator: `launch(release, namespace, *chart values, server=URL)`.
 
     Namespace, RBAC, ServiceAccount and the process's environment are the chart's; only where the API server is and the
-    HTTP port are the test's. All that still run are ended with the session.
+    HTTP port are the test's.
     """
-    running: list[OperatorProcess] = []
 
     def run(release: str, namespace: str, *values: str, server: str = "") -> OperatorProcess:
         objects = rendered(release, namespace, f"watchNamespace={namespace}", "resyncSeconds=5", *values)
@@ -183,14 +269,23 @@ def start(
         assert token
         config = tmp_path_factory.mktemp(release) / "kubeconfig"
         config.write_text(yaml.safe_dump(_kubeconfig(client, token, server)))
-        operator = _launch(deployment, namespace, release, config)
-        running.append(operator)
-        return operator
+        return _launch(deployment, namespace, release, config)
+
+    return run
+
+
+@pytest.fixture
+def start(launch: Start) -> Iterator[Start]:
+    """`launch` for one test: what still runs at its end is ended."""
+    running: list[OperatorProcess] = []
+
+    def run(*arguments: str, **options: str) -> OperatorProcess:
+        running.append(launch(*arguments, **options))
+        return running[-1]
 
     yield run
     for operator in running:
-        if operator.process.poll() is None:
-            operator.stop()
+        operator.kill()
 
 
 def _kubeconfig(client: Api, token: str, server: str) -> dict[str, Any]:
@@ -224,38 +319,51 @@ def _launch(deployment: dict[str, Any], namespace: str, release: str, kubeconfig
         text=True,
     )
     operator = OperatorProcess(process, namespace, release)
-    threading.Thread(target=_read, args=(operator,), daemon=True).start()
+    threading.Thread(target=_read, args=(operator, kubeconfig.with_name("log")), daemon=True).start()
     eventually(lambda: operator.logged("listening") or process.poll() is not None)
     assert process.poll() is None, operator.lines
     operator.port = operator.logged("listening")[0]["port"]
     return operator
 
 
-def _read(operator: OperatorProcess) -> None:
+def _read(operator: OperatorProcess, log: Path) -> None:
+    """Keeps the log in memory for tests and in a file for people."""
     assert operator.process.stderr is not None
-    with operator.process.stderr as stream:
+    with operator.process.stderr as stream, log.open("w") as file:
         for line in stream:
             operator.lines.append(json.loads(line) if line.startswith("{") else {"message": line})
+            file.write(line)
+            file.flush()
+
+
+@pytest.fixture(scope="session")
+def new_namespace(client: Api) -> Callable[[], str]:
+    """Makes namespaces. They are never deleted: nothing here would delete what is in them."""
+    numbers = itertools.count()
+    return lambda: _make_namespace(client, f"operator-{next(numbers)}")
 
 
 @pytest.fixture(scope="module")
-def namespace(client: Api, request: pytest.FixtureRequest) -> str:
-    """A namespace for the module. Namespaces never end here, so each run of a module has its own."""
-    name = f"{request.module.__name__.rpartition('.')[2].replace('_', '-')}-{os.getpid()}"
+def namespace(new_namespace: Callable[[], str]) -> str:
+    """A namespace for the module."""
+    return new_namespace()
+
+
+def _make_namespace(client: Api, name: str) -> str:
     client.http.post("/api/v1/namespaces", json={"metadata": {"name": name}}).raise_for_status()
     client.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": name}})
     return name
 
 
 @pytest.fixture(scope="module")
-def operator(start: Any, namespace: str) -> Iterator[OperatorProcess]:
+def operator(launch: Start, namespace: str) -> Iterator[OperatorProcess]:
     """An operator that watches the module's namespace, and that has said nothing alarming at the end."""
-    process = start("module", namespace)
+    process = launch("module", namespace)
     eventually(lambda: process.metrics().get("speccache_operator_leading") == 1)
     yield process
     assert process.stop() == 0, process.lines[-3:]
     assert not [line for line in process.lines if line.get("level") in ("error", "critical") or "level" not in line]
-    assert not [line for line in process.lines if "403" in str(line)]
+    assert not [line for line in process.lines if " 403 " in line.get("error", "")]
 
 
 @pytest.fixture
