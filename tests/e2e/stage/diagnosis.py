@@ -1,10 +1,11 @@
 """Everything that explains why a resource is not what it should be, as text."""
 
 from stage import release
-from stage.kube import SCD, CommandFailed
+from stage.kube import SCD, CommandFailed, Object
 from stage.objects import conditions
 from stage.venue import Venue
 
+_OBJECTS = ("get", "deployments,statefulsets,pods,jobs,pvc,configmaps", "--output=wide")
 _EVENTS = (
     "get",
     "events",
@@ -15,24 +16,18 @@ _EVENTS = (
 
 
 def explain(venue: Venue, namespace: str) -> str:
-    """Conditions, pods, events and logs of a namespace, and the operator's log."""
-    parts = {
-        "conditions": _conditions(venue, namespace),
-        "objects": _said(venue, "get", "statefulsets,pods,jobs,pvc,configmaps", "--output=wide", namespace=namespace),
-        "events": _said(venue, *_EVENTS, namespace=namespace),
-        **_logs(venue, namespace),
-        "operator": release.operator_log(venue),
-    }
+    """Conditions, objects, events and logs of a namespace and of the operator's."""
+    parts = {"conditions": _conditions(venue, namespace)}
+    for where in (namespace, release.NAMESPACE):
+        parts[f"objects of {where}"] = _said(venue, *_OBJECTS, namespace=where)
+        parts[f"events of {where}"] = _said(venue, *_EVENTS, namespace=where)
+        parts |= _logs(venue, where)
     return "\n".join(f"--- {title}\n{text.rstrip()}" for title, text in parts.items()) + "\n"
 
 
 def _conditions(venue: Venue, namespace: str) -> str:
-    try:
-        resources = venue.kubectl.list(SCD, namespace)
-    except CommandFailed as error:
-        return str(error)
     lines = []
-    for resource in resources:
+    for resource in _listed(venue, SCD, namespace):
         meta = resource["metadata"]
         lines.append(f"{meta['name']} (generation {meta['generation']})")
         for kind, found in conditions(resource).items():
@@ -43,7 +38,7 @@ def _conditions(venue: Venue, namespace: str) -> str:
 
 def _logs(venue: Venue, namespace: str) -> dict[str, str]:
     parts = {}
-    for pod in venue.kubectl.list("pods", namespace):
+    for pod in _listed(venue, "pods", namespace):
         name = pod["metadata"]["name"]
         parts[f"log of {name}"] = _said(venue, "logs", name, "--tail=60", namespace=namespace)
         restarts = [container["restartCount"] for container in pod.get("status", {}).get("containerStatuses", ())]
@@ -51,6 +46,13 @@ def _logs(venue: Venue, namespace: str) -> dict[str, str]:
             before = _said(venue, "logs", name, "--previous", "--tail=60", namespace=namespace)
             parts[f"log of {name} before its last restart ({restarts})"] = before
     return parts
+
+
+def _listed(venue: Venue, kind: str, namespace: str) -> list[Object]:
+    try:
+        return venue.kubectl.list(kind, namespace)
+    except CommandFailed:
+        return []
 
 
 def _said(venue: Venue, *arguments: str, namespace: str) -> str:

@@ -195,13 +195,9 @@ class _Stream:
         while True:
             with self._process as process:
                 assert process.stdout is not None
-                document: list[str] = []
-                for line in process.stdout:
-                    document.append(line)
-                    if line == "}\n":  # kubectl indents everything but the ends of a document
-                        event = json.loads("".join(document))
-                        self._changes.put(Change(event["object"], event["type"] == "DELETED"))
-                        document = []
+                for line in process.stdout:  # with events around them, kubectl writes one object in a line
+                    event = json.loads(line)
+                    self._changes.put(Change(event["object"], event["type"] == "DELETED"))
             if self._closed:
                 return
             time.sleep(0.5)  # the API server is not there, or the kind is not served yet

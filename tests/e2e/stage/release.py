@@ -1,6 +1,6 @@
 """Puts the charts onto a cluster and takes everything off again."""
 
-from stage.kube import SCD, CommandFailed, Object
+from stage.kube import SCD, Object
 from stage.objects import is_leaving
 from stage.venue import REPOSITORY, Venue
 
@@ -17,7 +17,7 @@ def install(venue: Venue) -> None:
     """Install or update both charts and wait for the operator. Raises CommandFailed."""
     make_namespace(venue, NAMESPACE)
     before = deployed(venue)
-    _helm_install(venue, CRDS)
+    _helm_install(venue, CRDS, "--set=keep=false")
     images = (f"image={venue.operator_image}", f"runtime.image={venue.runtime_image}")
     _helm_install(venue, OPERATOR, *(f"--set={value}" for value in images))
     if OPERATOR in before:
@@ -37,6 +37,7 @@ def uninstall(venue: Venue, *namespaces: str) -> None:
         venue.kubectl("delete", SCD, "--all", "--all-namespaces", "--timeout=110s")
     for release in (OPERATOR, CRDS):
         venue.helm("uninstall", release, f"--namespace={NAMESPACE}", "--ignore-not-found", "--wait")
+    venue.kubectl.delete("crd", SCD)  # a chart installed by hand keeps it
     for namespace in (*namespaces, NAMESPACE):
         venue.kubectl.delete("namespace", namespace)
 
@@ -51,14 +52,6 @@ def operator_pods(venue: Venue) -> list[Object]:
     """The operator's pods that are not on their way out."""
     pods = venue.kubectl.list("pods", NAMESPACE, OPERATOR_PODS)
     return [pod for pod in pods if not is_leaving(pod)]
-
-
-def operator_log(venue: Venue) -> str:
-    """The last lines of the operator; why there are none when there are none."""
-    try:
-        return venue.kubectl("logs", f"--selector={OPERATOR_PODS}", "--tail=80", "--prefix", namespace=NAMESPACE)
-    except CommandFailed as error:
-        return f"{error}\n"
 
 
 def _helm_install(venue: Venue, release: str, *more: str) -> None:
