@@ -110,12 +110,12 @@ class TorchAttention:
         if length == 1:
             # The query heads of one KV head act as its rows: no repeated keys and no mask.
             rows = q.view(1, kv_heads, group, head_dim)
-            return F.scaled_dot_product_attention(rows, keys, values, scale=scale).view(1, heads, head_dim)
+            return F.scaled_dot_product_attention(rows, keys, values, scale=scale).reshape(1, heads, head_dim)
         if not q.is_cuda and length * group <= MAX_GROUPED_ROWS:
             mask = _grouped_mask(batch, length, segment.kv_len, group, q.dtype)
             rows = q.view(length, kv_heads, group, head_dim).permute(1, 0, 2, 3).reshape(1, kv_heads, -1, head_dim)
             out = F.scaled_dot_product_attention(rows, keys, values, mask, scale=scale)
-            return out.view(kv_heads, length, group, head_dim).transpose(0, 1).reshape(length, heads, head_dim)
+            return out.reshape(kv_heads, length, group, head_dim).transpose(0, 1).reshape(length, heads, head_dim)
         queries = q.transpose(0, 1).unsqueeze(0)
         shared = group > 1
         if segment.kv_len == length:
@@ -138,7 +138,7 @@ class TorchAttention:
         rows = q.view(count, length, kv_heads, group, head_dim).permute(0, 2, 1, 3, 4)
         rows = rows.reshape(count, kv_heads, length * group, head_dim)
         out = F.scaled_dot_product_attention(rows, keys, values, mask, scale=scale)
-        out = out.view(count, kv_heads, length, group, head_dim).permute(0, 2, 1, 3, 4)
+        out = out.reshape(count, kv_heads, length, group, head_dim).permute(0, 2, 1, 3, 4)
         return out.reshape(count * length, heads, head_dim)
 
 
