@@ -62,6 +62,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.preemptions = 0
+        self._crowded = False
 
     def add(self, seq: Sequence) -> None:
         """Takes a new sequence at the end of the queue."""
@@ -85,14 +86,15 @@ class Scheduler:
     def schedule(self) -> list[Work]:
         """The next step's work; empty when nothing can run now."""
         work: list[Work] = []
-        preempted_before = self.preemptions
+        self._crowded = False
         for seq in [s for s in self.running if s.decoding]:
             self._schedule_decode(seq, work)
         budget = self._prefill_budget
         for seq in [s for s in self.running if not s.decoding]:
             budget -= self._schedule_prefill(seq, budget, work)
-        # Who was just preempted waits for the next step: admitting it now would take the room back.
-        while budget > 0 and len(self.running) < self._max_running and self.preemptions == preempted_before:
+        # While somebody is short of room nobody comes in: who was just preempted would take the room back, and others
+        # would only hold pages that they cannot use yet.
+        while budget > 0 and len(self.running) < self._max_running and not self._crowded:
             admitted = self._admit_next()
             if admitted is None:
                 break
@@ -118,6 +120,7 @@ class Scheduler:
         if seq.status is not Status.RUNNING:
             return False
         while not self._cache.grow(seq.lease, slots):
+            self._crowded = True
             victim = self.running[-1]
             if victim is seq:
                 return False
