@@ -7,6 +7,7 @@ configuration, model or storage directory (one line on standard error); 130 stop
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -62,6 +63,15 @@ lengths.
 examples:
   speccache-runtime bench restart -f samples/tiny.yaml
   speccache-runtime bench restart -f samples/tiny.yaml --json > restart.json
+"""
+
+_GPU_HELP = """\
+Make an 8B-shaped target and an EAGLE-3 head with made-up weights, and measure on one GPU: time to first token cold,
+from the device tier and from the host tier; target, verify and draft steps; page moves, beside what the machine gives.
+Prints JSON. Made-up weights say nothing about accept length.
+
+examples:
+  speccache-runtime bench gpu --directory /tmp/pair > gpu.json
 """
 
 
@@ -144,6 +154,7 @@ def _add_bench(commands: _Commands) -> None:
     bench = commands.add_parser("bench", help="measure", description="Measure on this machine.")
     kinds = bench.add_subparsers(required=True, metavar="KIND")
     _add_bench_restart(kinds)
+    _add_bench_gpu(kinds)
 
 
 def _add_bench_restart(kinds: _Commands) -> None:
@@ -153,6 +164,15 @@ def _add_bench_restart(kinds: _Commands) -> None:
     parser.add_argument("--new-tokens", type=_positive, default=64, metavar="N", help="tokens per prompt (default: 64)")
     _add_local_options(parser)
     parser.set_defaults(command=_bench_restart)
+
+
+def _add_bench_gpu(kinds: _Commands) -> None:
+    parser = _add(kinds, "gpu", "time to first token and step times of an 8B-shaped pair on a GPU", _GPU_HELP)
+    parser.add_argument("--directory", type=Path, required=True, metavar="DIR", help="where 17 GB of weights are made")
+    parser.add_argument(
+        "--prompt-tokens", type=_positive, default=30000, metavar="N", help="length of the prompt (default: 30000)"
+    )
+    parser.set_defaults(command=_bench_gpu)
 
 
 def _port(text: str) -> int:
@@ -200,8 +220,22 @@ def _inspect(arguments: argparse.Namespace) -> int:
 def _bench_restart(arguments: argparse.Namespace) -> int:
     from speccache_runtime.bench.restart import run_restart_bench
 
+    # Ended from outside, the benchmark must still end the server that it started: leave by an exception.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     report = run_restart_bench(arguments.filename, arguments.claim, arguments.storage_dir, arguments.new_tokens)
     sys.stdout.write(report.to_json() if arguments.json else report.to_text())
+    return 0
+
+
+def _bench_gpu(arguments: argparse.Namespace) -> int:
+    import json
+
+    from speccache_runtime.bench.gpu import GpuBench
+    from speccache_runtime.bench.random_pair import LLAMA_8B
+
+    bench = GpuBench(LLAMA_8B, arguments.directory, arguments.prompt_tokens)
+    tables = bench.run(lambda text: sys.stderr.write(f"{text} …\n"))
+    sys.stdout.write(json.dumps(tables, indent=1) + "\n")
     return 0
 
 

@@ -21,6 +21,7 @@ from speccache_runtime.config import EngineConfig
 from speccache_runtime.core import Output, Request, SamplingParams
 from speccache_runtime.engine.build import build_engine
 from speccache_runtime.engine.engine import Engine
+from speccache_runtime.errors import ConfigError
 from speccache_runtime.metrics import Metrics
 
 PAGE_SIZE = 64
@@ -39,8 +40,10 @@ class GpuBench:
     prompt_tokens: int
     device: str = "cuda"
 
-    def run(self, say: Callable[[str], None]) -> dict[str, Table]:
+    def run(self, say: Callable[[str], object]) -> dict[str, Table]:
         """All measurements, each a table of name -> number (times in ms, rates in GB/s)."""
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ConfigError("bench gpu needs an NVIDIA GPU that torch can see; there is none")
         device = torch.device(self.device)
         say("writing made-up weights")
         write_pair(self.shape, self.directory, device)
@@ -250,7 +253,7 @@ def _rate(nbytes: int, work: Callable[[], object]) -> float:
         work()
         ended.record()
         ended.synchronize()
-        times.append(began.elapsed_time(ended))
+        times.append(float(began.elapsed_time(ended)))
     return nbytes / statistics.median(times[2:]) / 1e6
 
 

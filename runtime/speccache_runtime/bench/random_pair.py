@@ -1,4 +1,4 @@
-"""Writes a target and an EAGLE-3 head with made-up weights to disk, so that benchmarks load them as they would real ones."""
+"""Writes a target and an EAGLE-3 head with made-up weights to disk, so that benchmarks load them like real ones."""
 
 from __future__ import annotations
 
