@@ -15,6 +15,9 @@ from torch import Tensor
 
 from speccache_runtime.core import SamplingParams
 
+_COLDEST = 1e-5
+"""Lowest temperature to divide by. Below it logits overflow float32; at it only exact ties are not settled."""
+
 
 def choose(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> Tensor:
     """One token per row.
@@ -34,7 +37,7 @@ def choose(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence
 
 def _draw(logits: Tensor, params: SamplingParams, position: int) -> Tensor:
     """A token of the tempered top-p distribution of `logits` [V]."""
-    probs = torch.softmax(logits / params.temperature, dim=-1)
+    probs = torch.softmax(logits / max(params.temperature, _COLDEST), dim=-1)
     sorted_probs, order = probs.sort(descending=True, stable=True)
     cumulative = sorted_probs.cumsum(dim=0)
     # The smallest set that reaches top_p: a token stays if the mass before it is still below top_p.
