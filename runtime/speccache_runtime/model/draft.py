@@ -19,7 +19,7 @@ from speccache_runtime.model.attention import AttentionBackend, AttentionBatch, 
 from speccache_runtime.model.draft_config import Eagle3Config, read_eagle3_config
 from speccache_runtime.model.draft_weights import HeadWeights, load_head_weights
 from speccache_runtime.model.inspect import check_pair, draft_facts
-from speccache_runtime.model.layer import LayerCall, attend, feed_forward, rms_norm
+from speccache_runtime.model.layer import LayerCall, attend, feed_forward
 from speccache_runtime.model.rope import Rope
 from speccache_runtime.model.target import Target
 
@@ -48,10 +48,10 @@ class Eagle3Head:
         """Target features `[T, aux * H]` to the head's input `[T, H]`."""
         w = self._w
         if w.input_norm is not None:
-            features = self._norm(features, w.input_norm)
+            features = w.input_norm(features)
         if w.fc_norms:
             parts = features.chunk(len(w.fc_norms), dim=-1)
-            features = torch.cat([self._norm(part, norm) for part, norm in zip(parts, w.fc_norms, strict=True)], dim=-1)
+            features = torch.cat([norm(part) for part, norm in zip(parts, w.fc_norms, strict=True)], dim=-1)
         return F.linear(features, w.fc, w.fc_bias)
 
     @torch.inference_mode()
@@ -61,19 +61,19 @@ class Eagle3Head:
         `hidden` is a fused feature, or in later draft steps the head's own output. Returns `[T, H]`.
         """
         w = self._w
-        embedded = self._norm(F.embedding(tokens, w.embed), w.input_layernorm)
-        normed = self._norm(hidden, w.hidden_norm)
+        embedded = w.input_layernorm(F.embedding(tokens, w.embed))
+        normed = w.hidden_norm(hidden)
         call = LayerCall(*self._rope(positions, hidden.dtype), batch, self.backend)
         batch.before_layer(0)
         attended = attend(w.attention, torch.cat((embedded, normed), dim=-1), call, pool.k[0], pool.v[0])
         x = (normed if self.config.norm_before_residual else hidden) + attended
-        x = x + feed_forward(w.mlp, self._norm(x, w.post_attention_layernorm))
-        return self._norm(x, w.norm) if self.config.norm_output else x
+        x = x + feed_forward(w.mlp, w.post_attention_layernorm(x))
+        return w.norm(x) if self.config.norm_output else x
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits `[R, draft_vocab]` in float32 of rows that `forward` returned."""
-        normed = hidden if self.config.norm_output else self._norm(hidden, self._w.norm)
+        normed = hidden if self.config.norm_output else self._w.norm(hidden)
         return F.linear(normed, self._w.lm_head).float()
 
     @torch.inference_mode()
@@ -81,9 +81,6 @@ class Eagle3Head:
         """Token ids of the target for ids of the draft vocabulary, any shape."""
         table = self._w.target_ids
         return draft_ids if table is None else table[draft_ids]
-
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return rms_norm(x, weight, self.config.eps)
 
 
 def eagle3_aux_layers(path: Path, target_layers: int) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from speccache_runtime.errors import ModelError
 from speccache_runtime.model.draft_config import Eagle3Config
-from speccache_runtime.model.layer import AttentionWeights, MlpWeights
+from speccache_runtime.model.layer import AttentionWeights, MlpWeights, RmsNorm
 from speccache_runtime.model.target import Target
 from speccache_runtime.model.weights import own, stream_weights
 
@@ -33,13 +33,13 @@ class HeadWeights:
 
     fc: Tensor
     fc_bias: Tensor | None
-    input_norm: Tensor | None
-    fc_norms: tuple[Tensor, ...]
+    input_norm: RmsNorm | None
+    fc_norms: tuple[RmsNorm, ...]
     embed: Tensor
-    input_layernorm: Tensor
-    hidden_norm: Tensor
-    post_attention_layernorm: Tensor
-    norm: Tensor
+    input_layernorm: RmsNorm
+    hidden_norm: RmsNorm
+    post_attention_layernorm: RmsNorm
+    norm: RmsNorm
     attention: AttentionWeights
     mlp: MlpWeights
     lm_head: Tensor
@@ -60,13 +60,13 @@ def load_head_weights(
     weights = HeadWeights(
         fc=take("fc.weight", hidden, aux_count * config.target_hidden_size),
         fc_bias=take.optional("fc.bias", hidden),
-        input_norm=take.optional("input_norm.weight", aux_count * config.target_hidden_size),
-        fc_norms=take.series("fc_norm", aux_count, config.target_hidden_size),
+        input_norm=take.norm("input_norm.weight", aux_count * config.target_hidden_size),
+        fc_norms=take.norms("fc_norm", aux_count, config.target_hidden_size),
         embed=_embedding(config, found, target),
-        input_layernorm=take("midlayer.input_layernorm.weight", hidden),
-        hidden_norm=take("midlayer.hidden_norm.weight", hidden),
-        post_attention_layernorm=take("midlayer.post_attention_layernorm.weight", hidden),
-        norm=take("norm.weight", hidden),
+        input_layernorm=take.needed_norm("midlayer.input_layernorm.weight", hidden),
+        hidden_norm=take.needed_norm("midlayer.hidden_norm.weight", hidden),
+        post_attention_layernorm=take.needed_norm("midlayer.post_attention_layernorm.weight", hidden),
+        norm=take.needed_norm("norm.weight", hidden),
         attention=_attention(config, take),
         mlp=_mlp(config, take),
         lm_head=_lm_head(config, take, target),
@@ -81,6 +81,7 @@ class _Taker:
 
     def __init__(self, config: Eagle3Config, found: dict[str, Tensor]) -> None:
         self._directory = config.directory
+        self._eps = config.eps
         self._found = found
 
     def __call__(self, name: str, *shape: int) -> Tensor:
@@ -101,11 +102,18 @@ class _Taker:
             )
         return tensor
 
-    def series(self, name: str, count: int, size: int) -> tuple[Tensor, ...]:
+    def norm(self, name: str, size: int) -> RmsNorm | None:
+        weight = self.optional(name, size)
+        return None if weight is None else RmsNorm(weight, self._eps)
+
+    def needed_norm(self, name: str, size: int) -> RmsNorm:
+        return RmsNorm(self(name, size), self._eps)
+
+    def norms(self, name: str, count: int, size: int) -> tuple[RmsNorm, ...]:
         """`name.0.weight` .. of all `count`, or nothing at all."""
         if f"{name}.0.weight" not in self._found:
             return ()
-        return tuple(self(f"{name}.{number}.weight", size) for number in range(count))
+        return tuple(self.needed_norm(f"{name}.{number}.weight", size) for number in range(count))
 
     def fused_bias(self, prefix: str, parts: tuple[tuple[str, int], ...]) -> Tensor | None:
         if f"{prefix}{parts[0][0]}.bias" not in self._found:
@@ -125,12 +133,11 @@ def _attention(config: Eagle3Config, take: _Taker) -> AttentionWeights:
         heads=config.heads,
         kv_heads=config.kv_heads,
         head_dim=config.head_dim,
-        eps=config.eps,
         scale=config.head_dim**-0.5,
         qkv=torch.cat([take(f"{prefix}{part}.weight", size, 2 * hidden) for part, size in parts]),
         qkv_bias=take.fused_bias(prefix, parts),
-        q_norm=take.optional(f"{prefix}q_norm.weight", config.head_dim),
-        k_norm=take.optional(f"{prefix}k_norm.weight", config.head_dim),
+        q_norm=take.norm(f"{prefix}q_norm.weight", config.head_dim),
+        k_norm=take.norm(f"{prefix}k_norm.weight", config.head_dim),
         o=take(f"{prefix}o_proj.weight", hidden, wide),
         o_bias=take.optional(f"{prefix}o_proj.bias", hidden),
     )

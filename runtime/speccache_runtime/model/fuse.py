@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from speccache_runtime.model.layer import AttentionWeights, LayerWeights, MlpWeights
+from speccache_runtime.model.layer import AttentionWeights, LayerWeights, MlpWeights, RmsNorm
 
 FUSABLE = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"})
 """Layer classes that compute exactly what `layer.decode_layer` does. Others run as transformers' modules."""
@@ -37,23 +37,22 @@ def fused_layer(layer: Any, config: Any) -> LayerWeights:
     attention, mlp = layer.self_attn, layer.mlp
     qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
     head_dim: int = attention.head_dim
+    eps = float(config.rms_norm_eps)
     return LayerWeights(
-        eps=float(config.rms_norm_eps),
-        input_norm=layer.input_layernorm.weight.detach(),
+        input_norm=RmsNorm(layer.input_layernorm.weight.detach(), eps),
         attention=AttentionWeights(
             heads=qkv[0].out_features // head_dim,
             kv_heads=qkv[1].out_features // head_dim,
             head_dim=head_dim,
-            eps=float(config.rms_norm_eps),
             scale=float(attention.scaling),
             qkv=_whole(qkv, "weight"),
             qkv_bias=None if qkv[0].bias is None else _whole(qkv, "bias"),
-            q_norm=_norm(attention, "q_norm"),
-            k_norm=_norm(attention, "k_norm"),
+            q_norm=_norm(attention, "q_norm", eps),
+            k_norm=_norm(attention, "k_norm", eps),
             o=attention.o_proj.weight.detach(),
             o_bias=_bias(attention.o_proj),
         ),
-        post_norm=layer.post_attention_layernorm.weight.detach(),
+        post_norm=RmsNorm(layer.post_attention_layernorm.weight.detach(), eps),
         mlp=MlpWeights(
             gate_up=_whole((mlp.gate_proj, mlp.up_proj), "weight"),
             gate_up_bias=None if mlp.gate_proj.bias is None else _whole((mlp.gate_proj, mlp.up_proj), "bias"),
@@ -84,9 +83,9 @@ def _whole(parts: tuple[nn.Linear, ...], kind: str) -> Tensor:
     return whole
 
 
-def _norm(attention: Any, name: str) -> Tensor | None:
+def _norm(attention: Any, name: str, eps: float) -> RmsNorm | None:
     norm = getattr(attention, name, None)
-    return None if norm is None else norm.weight.detach()
+    return None if norm is None else RmsNorm(norm.weight.detach(), eps)
 
 
 def _bias(linear: nn.Linear) -> Tensor | None:

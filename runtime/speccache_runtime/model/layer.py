@@ -6,6 +6,7 @@ less time than the Python of the modules around it, and on a GPU every operation
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -16,22 +17,47 @@ from speccache_runtime.model.attention import AttentionBackend, AttentionBatch
 from speccache_runtime.model.rope import rotate
 
 
+class RmsNorm:
+    """RMS norm over the last dimension, `weight` `[H]`.
+
+    In float32 on the CPU it is computed as `x / hypot(|x|, sqrt(H * eps)) * (sqrt(H) * weight)`: the same number in
+    four operations where torch's own takes eight there, half the time for few rows.
+    """
+
+    __slots__ = ("_eps", "_floor", "_scaled", "_weight")
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        self._weight = weight
+        self._eps = eps
+        self._scaled: Tensor | None = None
+        if weight.device.type == "cpu" and weight.dtype == torch.float32:
+            size = weight.numel()
+            self._scaled = weight * math.sqrt(size)
+            self._floor = torch.tensor(math.sqrt(size * eps))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`x` `[..., H]` normed; same shape and dtype."""
+        if self._scaled is None:
+            return F.rms_norm(x, self._weight.shape, self._weight, self._eps)
+        length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return x.div(length.hypot_(self._floor)).mul_(self._scaled)
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionWeights:
     """`qkv` is `[(heads + 2 * kv_heads) * head_dim, in]`: q, then k, then v; `o` is `[H, heads * head_dim]`.
 
-    `q_norm` and `k_norm` `[head_dim]` are given together or not at all.
+    `q_norm` and `k_norm` (over head_dim) are given together or not at all.
     """
 
     heads: int
     kv_heads: int
     head_dim: int
-    eps: float
     scale: float
     qkv: Tensor
     qkv_bias: Tensor | None
-    q_norm: Tensor | None
-    k_norm: Tensor | None
+    q_norm: RmsNorm | None
+    k_norm: RmsNorm | None
     o: Tensor
     o_bias: Tensor | None
 
@@ -50,10 +76,9 @@ class MlpWeights:
 class LayerWeights:
     """One pre-norm decoder layer."""
 
-    eps: float
-    input_norm: Tensor
+    input_norm: RmsNorm
     attention: AttentionWeights
-    post_norm: Tensor
+    post_norm: RmsNorm
     mlp: MlpWeights
 
 
@@ -67,11 +92,6 @@ class LayerCall:
     backend: AttentionBackend
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMS norm over the last dimension."""
-    return F.rms_norm(x, weight.shape, weight, eps)
-
-
 def attend(w: AttentionWeights, x: Tensor, call: LayerCall, pool_k: Tensor, pool_v: Tensor) -> Tensor:
     """Self-attention of normed rows `x` `[T, in]` over a layer's pool, which gets their K/V. Returns `[T, H]`."""
     rows, rotated = x.shape[0], w.heads + w.kv_heads
@@ -79,8 +99,8 @@ def attend(w: AttentionWeights, x: Tensor, call: LayerCall, pool_k: Tensor, pool
     if w.q_norm is None or w.k_norm is None:
         qk = rotate(qkv[:, :rotated], call.cos, call.sin)
     else:
-        q = rms_norm(qkv[:, : w.heads], w.q_norm, w.eps)
-        k = rms_norm(qkv[:, w.heads : rotated], w.k_norm, w.eps)
+        q = w.q_norm(qkv[:, : w.heads])
+        k = w.k_norm(qkv[:, w.heads : rotated])
         qk = rotate(torch.cat((q, k), dim=1), call.cos, call.sin)
     out = call.backend(pool_k, pool_v, qk[:, : w.heads], qk[:, w.heads :], qkv[:, rotated:], call.batch, w.scale)
     return F.linear(out.reshape(rows, w.heads * w.head_dim), w.o, w.o_bias)
@@ -94,5 +114,5 @@ def feed_forward(w: MlpWeights, x: Tensor) -> Tensor:
 
 def decode_layer(w: LayerWeights, x: Tensor, call: LayerCall, pool_k: Tensor, pool_v: Tensor) -> Tensor:
     """One whole layer: rows of the residual stream `[T, H]` in, the same after the layer out."""
-    x = x + attend(w.attention, rms_norm(x, w.input_norm, w.eps), call, pool_k, pool_v)
-    return x + feed_forward(w.mlp, rms_norm(x, w.post_norm, w.eps))
+    x = x + attend(w.attention, w.input_norm(x), call, pool_k, pool_v)
+    return x + feed_forward(w.mlp, w.post_norm(x))

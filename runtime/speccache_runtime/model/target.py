@@ -26,7 +26,7 @@ from speccache_runtime.model.families import check_target
 from speccache_runtime.model.files import read_config, read_json
 from speccache_runtime.model.fuse import fused_layer, is_fusable, share_projections
 from speccache_runtime.model.inspect import target_facts
-from speccache_runtime.model.layer import LayerCall, decode_layer, rms_norm
+from speccache_runtime.model.layer import LayerCall, RmsNorm, decode_layer
 from speccache_runtime.model.rope import Rope
 from speccache_runtime.model.weights import own, stream_weights
 
@@ -65,7 +65,7 @@ class Target:
         self._decoder: Any = model.get_decoder()
         self.lm_head: Tensor = model.get_output_embeddings().weight.detach()
         self._captures = frozenset(aux_layers)
-        self._norm: Tensor = self._decoder.norm.weight.detach()
+        self._norm = RmsNorm(self._decoder.norm.weight.detach(), float(self.config.rms_norm_eps))
         self._rope = Rope.of_module(self._decoder.rotary_emb, facts.max_positions)
         self._layers = tuple(fused_layer(layer, self.config) for layer in self._decoder.layers) if fused else ()
 
@@ -92,7 +92,7 @@ class Target:
             x = decode_layer(layer, x, call, pool.k[number], pool.v[number])
             if number in self._captures:
                 captured[number] = x
-        return rms_norm(x, self._norm, self._layers[0].eps), captured
+        return self._norm(x), captured
 
     def _forward_modules(
         self, tokens: Tensor, positions: Tensor, pool: KVPool, batch: AttentionBatch
