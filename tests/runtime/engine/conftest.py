@@ -1,0 +1,306 @@
+"""Tests of the engine: scheduling, models, cache and storage together, against plain transformers.
+
+In: small made-up pairs whose draft is right about half of the time and depends on its KV, and the built-in pair. Out:
+HTTP (server/), single parts (their own folders).
+"""
+
+import hashlib
+import itertools
+import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from prometheus_client import CollectorRegistry
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from speccache_runtime.cache.paired import PairedCache
+from speccache_runtime.cache.policy import MissingDraft
+from speccache_runtime.cache.pool import KVPool, PoolShape
+from speccache_runtime.cache.storage.base import Backend
+from speccache_runtime.cache.storage.file import FileBackend
+from speccache_runtime.cache.storage.store import PairStore
+from speccache_runtime.cache.storage_metrics import StorageMetrics
+from speccache_runtime.core import Output, Request, SamplingParams, Usage
+from speccache_runtime.engine.engine import Engine
+from speccache_runtime.metrics import Metrics
+from speccache_runtime.model.draft import Eagle3Head, load_eagle3
+from speccache_runtime.model.target import Target, load_target
+from speccache_runtime.speculative.proposer import Eagle3Proposer
+
+CPU = torch.device("cpu")
+PATIENCE_S = 60.0
+VOCAB, DRAFT_VOCAB, HIDDEN, HEADS, HEAD_DIM, LAYERS = 48, 44, 32, 4, 8, 3
+NEAR_TIE = 1e-4
+"""Two best logits closer than this could swap by rounding; such a prompt says nothing about caches."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _few_threads() -> Iterator[None]:
+    """The models are so small that threads cost more than they bring."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+# ---- a pair
+
+
+def write_target(path: Path) -> None:
+    """A Llama in which the newest token decides most of the next one, and its context the rest."""
+    draw = torch.Generator().manual_seed(7)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=HIDDEN,
+        intermediate_size=48,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=HEADS // 2,
+        head_dim=HEAD_DIM,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.copy_(torch.randn(parameter.shape, generator=draw) * 0.19)
+        embed = torch.randn(VOCAB, HIDDEN, generator=draw)
+        model.model.embed_tokens.weight.copy_(embed)
+        # Token t asks for token successor[t].
+        successor = torch.randperm(VOCAB, generator=draw)
+        model.lm_head.weight[successor] = embed
+    path.mkdir()
+    save_file({name: tensor.clone() for name, tensor in model.state_dict().items()}, path / "model.safetensors")
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(path)
+
+
+def write_draft(path: Path, target: Path) -> None:
+    """An EAGLE-3 head that looks mostly at its own token, through an attention that its context disturbs.
+
+    So it is right now and then, and wrong KV shows in what it proposes.
+    """
+    draw = torch.Generator().manual_seed(8)
+    rand = lambda *shape: torch.randn(*shape, generator=draw)  # noqa: E731
+    known = torch.randperm(VOCAB, generator=draw)[:DRAFT_VOCAB].sort().values
+    look = rand(HIDDEN, 2 * HIDDEN) * 0.3
+    tensors = {
+        "fc.weight": rand(HIDDEN, 3 * HIDDEN) * 0.02,
+        "midlayer.self_attn.q_proj.weight": look,
+        "midlayer.self_attn.k_proj.weight": look.clone(),
+        "midlayer.self_attn.v_proj.weight": torch.cat([torch.eye(HIDDEN), rand(HIDDEN, HIDDEN) * 0.04], dim=1),
+        "midlayer.self_attn.o_proj.weight": torch.eye(HIDDEN),
+        "midlayer.mlp.gate_proj.weight": rand(48, HIDDEN) * 0.1,
+        "midlayer.mlp.up_proj.weight": rand(48, HIDDEN) * 0.1,
+        "midlayer.mlp.down_proj.weight": rand(HIDDEN, 48) * 0.1,
+        "lm_head.weight": load_file(target / "model.safetensors")["lm_head.weight"][known],
+        "d2t": known - torch.arange(DRAFT_VOCAB),
+    }
+    for norm in ("midlayer.input_layernorm", "midlayer.hidden_norm", "midlayer.post_attention_layernorm", "norm"):
+        tensors[f"{norm}.weight"] = torch.ones(HIDDEN)
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "hidden_size": HIDDEN,
+        "intermediate_size": 48,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": HEADS,
+        "head_dim": HEAD_DIM,
+        "num_hidden_layers": 1,
+        "vocab_size": VOCAB,
+        "draft_vocab_size": DRAFT_VOCAB,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-6,
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]},
+    }
+    path.mkdir()
+    save_file(tensors, path / "model.safetensors")
+    (path / "config.json").write_text(json.dumps(config))
+
+
+class Pair:
+    """A loaded target and head, and what plain transformers says with the same target."""
+
+    def __init__(self, target_path: Path, draft_path: Path, aux: tuple[int, ...]) -> None:
+        self.target_path, self.draft_path = target_path, draft_path
+        self.target: Target = load_target(target_path, device=CPU, dtype=torch.float32, aux_layers=aux)
+        self.head: Eagle3Head = load_eagle3(draft_path, self.target, device=CPU, dtype=torch.float32)
+        self._plain = LlamaForCausalLM.from_pretrained(target_path, dtype=torch.float32, attn_implementation="eager")
+        self._said: dict[tuple[int, ...], tuple[int, ...]] = {}
+
+    def greedy(self, prompt: Sequence[int], new: int) -> tuple[int, ...]:
+        """The next `new` tokens by whole forward passes without any cache."""
+        said = list(self._said.get(tuple(prompt), ()))
+        with torch.inference_mode():
+            while len(said) < new:
+                logits = self._plain(torch.tensor([[*prompt, *said]]), use_cache=False).logits[0, -1]
+                best = logits.topk(2).values
+                assert best[0] - best[1] > NEAR_TIE, (
+                    "two tokens are so close that rounding decides; take another prompt"
+                )
+                said.append(int(logits.argmax()))
+        self._said[tuple(prompt)] = tuple(said)
+        return tuple(said[:new])
+
+
+# ---- one life of an engine
+
+
+class Life:
+    """An engine from its start to its end, stepped by the test. `steps` 0 means no speculation."""
+
+    def __init__(
+        self,
+        pair: Pair,
+        *,
+        folder: Path | None = None,
+        backend: Backend | None = None,
+        page_size: int = 8,
+        device_pages: int = 64,
+        host_pages: int = 64,
+        steps: int = 3,
+        answer: MissingDraft = MissingDraft.RECOMPUTE,
+        max_running: int = 8,
+        budget: int = 64,
+    ) -> None:
+        self.metrics = Metrics(CollectorRegistry())
+        self.outputs: dict[str, list[Output]] = {}
+        self.woken = threading.Event()
+        shapes = [_shape(facts, page_size) for facts in (pair.target.facts, pair.head.facts)]
+        pool = KVPool(shapes[0], device_pages, CPU)
+        self.cache = PairedCache(pool, host_pages=host_pages, answer=answer, metrics=self.metrics)
+        proposer = None
+        if steps:
+            draft_pool = KVPool(shapes[1], device_pages, CPU)
+            self.cache.register_draft(draft_pool, lookahead=1)
+            proposer = Eagle3Proposer(pair.head, draft_pool, self.cache.wait_draft)
+        if folder is not None:
+            backend = FileBackend(folder)
+            backend.probe()
+        self.cache.open(_store(backend, page_size, shapes, steps, self.metrics) if backend else None, self.woken.set)
+        self.engine = Engine(
+            target=pair.target,
+            pool=pool,
+            cache=self.cache,
+            proposer=proposer,
+            num_steps=steps,
+            max_running=max_running,
+            prefill_budget=budget,
+            metrics=self.metrics,
+            emit=lambda output: self.outputs.setdefault(output.request_id, []).append(output),
+        )
+        self._numbers = itertools.count()
+
+    def add(self, prompt: Sequence[int], new: int, **params: Any) -> str:
+        name = f"r{next(self._numbers)}"
+        self.engine.add(Request(name, tuple(prompt), SamplingParams(max_tokens=new, **params)))
+        return name
+
+    def step(self) -> None:
+        """One step, or a wait until storage has brought something."""
+        self.woken.clear()
+        if not self.engine.step() and self.engine.num_requests:
+            assert self.woken.wait(PATIENCE_S), "nothing can be computed and nothing arrives"
+
+    def run(self, prompts: Sequence[Sequence[int]], new: int, **params: Any) -> list[str]:
+        """Serves prompts together; their request ids."""
+        names = [self.add(prompt, new, **params) for prompt in prompts]
+        while self.engine.num_requests:
+            self.step()
+        return names
+
+    def tokens(self, name: str) -> tuple[int, ...]:
+        """All tokens of a request that has ended, which it did exactly once."""
+        outputs = self.outputs[name]
+        assert [o.finish is not None for o in outputs] == [False] * (len(outputs) - 1) + [True]
+        assert outputs[-1].usage is not None
+        tokens = tuple(token for output in outputs for token in output.tokens)
+        assert outputs[-1].usage.completion_tokens == len(tokens)
+        return tokens
+
+    def usage(self, name: str) -> Usage:
+        usage = self.outputs[name][-1].usage
+        assert usage is not None
+        return usage
+
+    def settle(self) -> None:
+        """Waits for all copies and storage operations."""
+        deadline = time.monotonic() + PATIENCE_S
+        self.cache.poll()
+        while self.cache.busy:
+            self.woken.clear()
+            if not self.cache.poll():
+                self.woken.wait(0.02)
+            assert time.monotonic() < deadline, "nothing more happens"
+
+    def check_idle(self) -> None:
+        """Every page is counted once and nobody pins any."""
+        self.settle()
+        self.cache.check_integrity()
+        for entry in self.cache.index.entries():
+            assert (entry.device_pins, entry.host_pins) == (0, 0)
+
+    def end(self) -> None:
+        """Drains and closes."""
+        self.check_idle()
+        self.cache.store_all()
+        self.check_idle()
+        self.cache.close()
+
+    def lose_the_device(self) -> None:
+        """Leaves the host and storage tiers alone with what they have."""
+        self.settle()
+        pages = self.cache.index.take_device(self.cache.index.device.total)
+        assert pages is not None
+        self.cache.index.give_device(pages)
+
+
+def _shape(facts: Any, page_size: int) -> PoolShape:
+    g = facts.geometry
+    return PoolShape(g.layers, g.kv_heads, g.head_dim, page_size, torch.float32)
+
+
+def _store(backend: Backend, page_size: int, shapes: list[PoolShape], steps: int, metrics: Metrics) -> PairStore:
+    space = hashlib.sha256(f"target {page_size}".encode()).digest()
+    draft_space = hashlib.sha256(f"draft {page_size}".encode()).digest()
+    return PairStore(
+        backend,
+        space,
+        draft_space if steps else None,
+        shapes[0].layout.page_bytes,
+        shapes[1].layout.page_bytes if steps else 0,
+        StorageMetrics(metrics),
+    )
+
+
+def random_tokens(count: int, seed: int, vocab: int = VOCAB) -> list[int]:
+    return torch.randint(0, vocab, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def stored(folder: Path, half: str) -> list[Path]:
+    """The stored objects of one half, "t" or "d"."""
+    return sorted(path for path in folder.glob(f"v1/*/{half}/*/*") if path.is_file())
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    folder = tmp_path_factory.mktemp("pair")
+    write_target(folder / "target")
+    write_draft(folder / "draft", folder / "target")
+    return Pair(folder / "target", folder / "draft", (0, 1, 2))
+
+
+@pytest.fixture(scope="session")
+def tools() -> SimpleNamespace:
+    """The helpers of this file: test modules cannot import a conftest by name."""
+    return SimpleNamespace(Life=Life, Pair=Pair, random_tokens=random_tokens, stored=stored, VOCAB=VOCAB)
