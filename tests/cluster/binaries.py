@@ -18,6 +18,10 @@ from pathlib import Path
 from settings import CACHE, ETCD_VERSION, HELM_VERSION, KUBERNETES_VERSION
 
 
+class BuildError(Exception):
+    """A program could not be built; the message holds what Go said."""
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     """One executable: `package` is what `go build` is given, `module` the pinned module that holds it."""
@@ -55,6 +59,8 @@ HELM = Program("helm", "helm", "helm.sh/helm/v3", HELM_VERSION, "helm.sh/helm/v3
 API_PROGRAMS = (ETCD, APISERVER, KUBECTL)
 ALL_PROGRAMS = (*API_PROGRAMS, CONTROLLER_MANAGER, SCHEDULER, KUBELET, PROXY, HELM)
 
+_HINT = {"kube-apiserver": " (the longest: 5 to 10 minutes; the next ones share most of its packages)"}
+
 
 def missing(programs: tuple[Program, ...]) -> tuple[Program, ...]:
     """Those of `programs` that are not built yet."""
@@ -62,12 +68,12 @@ def missing(programs: tuple[Program, ...]) -> tuple[Program, ...]:
 
 
 def build(programs: tuple[Program, ...], say: Say) -> None:
-    """Builds what is missing, in the given order; raises `CalledProcessError` with the compiler's output shown."""
+    """Builds what is missing, in the given order; raises `BuildError`."""
     for program in missing(programs):
         with _lock(program):
             if program.path.exists():  # another process built it while this one waited
                 continue
-            say(f"building {program.name} {program.version} from {program.module}")
+            say(f"building {program.name} {program.version} from {program.module}{_HINT.get(program.name, '')}")
             started = time.monotonic()
             _build_one(program)
             say(f"built {program.name} in {time.monotonic() - started:.0f} s")
@@ -116,8 +122,9 @@ def _version_flags(program: Program) -> str:
 
 def _go(arguments: list[str], folder: Path) -> str:
     environment = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "", "GOWORK": "off"}
-    completed = subprocess.run(["go", *arguments], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
-    completed.check_returncode()
+    completed = subprocess.run(["go", *arguments], cwd=folder, env=environment, capture_output=True, text=True)
+    if completed.returncode != 0:
+        raise BuildError(f"go {arguments[0]} in {folder} failed:\n{completed.stderr}")
     return completed.stdout
 
 

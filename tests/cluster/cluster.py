@@ -160,7 +160,7 @@ def main() -> int:
         elif chosen.command == "programs":
             only = (binaries.API_PROGRAMS if chosen.api else ()) + ((binaries.HELM,) if chosen.helm else ())
             binaries.build(only or binaries.ALL_PROGRAMS, say)
-    except (StartError, network.FenceError, containerd.ImageError) as error:
+    except (binaries.BuildError, StartError, network.FenceError, containerd.ImageError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
     return 0

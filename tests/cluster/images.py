@@ -29,6 +29,8 @@ TARGETS = ("operator", "runtime")
 
 _STORE = ["--root", str(CACHE / "buildah"), "--runroot", str(CACHE / "buildah-run"), "--storage-driver", "overlay"]
 _STORE_REFERENCE = f"[overlay@{CACHE}/buildah+{CACHE}/buildah-run]"
+_UNSEEN = ["unshare", "--mount"]
+"""The storage library mounts its folder onto itself and never takes that off again: let it do so in a private view."""
 _LAYOUT = CACHE / "images"
 _INPUTS = ("Dockerfile", ".dockerignore", "pyproject.toml", "uv.lock", "README.md", "crds", "operator", "runtime")
 _AUTHORITIES = "/etc/ssl/certs/ca-certificates.crt"
@@ -94,7 +96,7 @@ def _base_image(say: Say) -> str:
         return name
     say("making the Python base image from Debian packages")
     with _temporary_folder() as folder:
-        _run([*_BOOTSTRAP, _SUITE, str(folder / "root.tar")], quiet=True)
+        _run([*_BOOTSTRAP, _SUITE, str(folder / "root.tar")])
         container = _buildah("from", "scratch").strip()
         _buildah("add", "--quiet", container, str(folder / "root.tar"), "/")
         path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -161,7 +163,8 @@ def _inputs_digest(base: str) -> str:
 
 
 def _built(name: str) -> bool:
-    return subprocess.run(["buildah", *_STORE, "inspect", "--type=image", name], capture_output=True).returncode == 0
+    command = [*_UNSEEN, "buildah", *_STORE, "inspect", "--type=image", name]
+    return subprocess.run(command, capture_output=True).returncode == 0
 
 
 def _export(target: str) -> None:
@@ -170,7 +173,7 @@ def _export(target: str) -> None:
     source = f"containers-storage:{_STORE_REFERENCE}{image(target)}"
     with _temporary_folder() as folder:
         flags = ["--quiet", f"--tmpdir={folder}", "--dest-oci-accept-uncompressed-layers"]
-        _run(["skopeo", "copy", *flags, source, f"oci:{_LAYOUT}/layout:{target}"], quiet=True)
+        _run(["skopeo", "copy", *flags, source, f"oci:{_LAYOUT}/layout:{target}"])
 
 
 def _file(part: oci.Content) -> Path:
@@ -183,22 +186,17 @@ def _is_hollow(part: oci.Content) -> bool:
 
 
 def _buildah(command: str, *arguments: str) -> str:
-    return _run(["buildah", *_STORE, command, *arguments], quiet=command != "bud")
+    return _run(["buildah", *_STORE, command, *arguments])
 
 
-def _run(command: list[str], *, quiet: bool) -> str:
-    """Runs a command with its temporary files on the cache's disk; shows its words only when asked or when it fails."""
+def _run(command: list[str]) -> str:
+    """Runs a command with its temporary files on the cache's disk, and keeps what it says for the case of failure."""
     scratch = CACHE / "tmp"
     scratch.mkdir(parents=True, exist_ok=True)
-    completed = subprocess.run(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE if quiet else None,
-        text=True,
-        env={**os.environ, "TMPDIR": str(scratch)},
-    )
+    variables = {**os.environ, "TMPDIR": str(scratch)}
+    completed = subprocess.run([*_UNSEEN, *command], capture_output=True, text=True, env=variables)
     if completed.returncode != 0:
-        raise containerd.ImageError(f"{command[0]} {command[1]} failed:\n{completed.stdout}{completed.stderr or ''}")
+        raise containerd.ImageError(f"{' '.join(command)} failed:\n{completed.stdout}\n{completed.stderr}")
     return completed.stdout
 
 

@@ -56,10 +56,13 @@ def read(layout: Path, tag: str) -> Image:
 
 
 def prune(layout: Path) -> None:
-    """Deletes files that no image of the layout folder names any more."""
+    """Deletes what no tag of the layout folder leads to: a new image takes the tag and leaves the old one without."""
     index = json.loads((layout / "index.json").read_text())
-    images = [read(layout, entry["annotations"]["org.opencontainers.image.ref.name"]) for entry in index["manifests"]]
-    kept = {part.digest for image in images for part in (image.manifest, *image.parts)}
+    index["manifests"] = [entry for entry in index["manifests"] if _tag(entry)]
+    kept: set[str] = set()
+    for image in (read(layout, _tag(entry)) for entry in index["manifests"]):
+        kept |= {part.digest for part in (image.manifest, *image.parts)}
+    (layout / "index.json").write_text(json.dumps(index))
     for file in (layout / "blobs" / "sha256").iterdir():
         if f"sha256:{file.name}" not in kept:
             file.unlink()
@@ -114,6 +117,11 @@ def _add(stream: tarfile.TarFile, name: str, data: bytes | Path) -> None:
     entry.size = data.stat().st_size
     with data.open("rb") as file:
         stream.addfile(entry, file)
+
+
+def _tag(entry: dict[str, Any]) -> str:
+    tag: str = entry.get("annotations", {}).get("org.opencontainers.image.ref.name", "")
+    return tag
 
 
 def _stored(layout: Path, descriptor: dict[str, Any]) -> Content:

@@ -1,0 +1,79 @@
+# Every way to build, check and try the project; `make help` lists them. CI runs the same commands (.ci/run).
+#
+# CLUSTER=existing uses the cluster of KUBECONFIG instead of making one on this machine.
+# SPECCACHE_CACHE=DIR keeps built programs, images and the cluster's state there (default ~/.cache/speccache).
+
+SHELL := /bin/bash
+CACHE := $(or $(SPECCACHE_CACHE),$(HOME)/.cache/speccache)
+
+# uv comes from the machine or, when it has none, from the cache (tests/cluster/prepare.sh). Go's usual place is added.
+export PATH := $(PATH):$(CACHE)/uv/bin:/usr/local/go/bin
+export UV_PYTHON_DOWNLOADS := never
+
+RUN := uv run --no-sync
+CLUSTER_TOOL := $(RUN) python tests/cluster/cluster.py
+WITHOUT_CLUSTER := --ignore=tests/e2e --ignore=tests/gpu
+OWN_CLUSTER := $(if $(filter existing,$(CLUSTER)),,images cluster)
+
+# $(call phase,NAME,COMMAND): says what begins, and how long it took.
+define phase
+@printf '\n=== %s\n' '$(1)'; begun=$$SECONDS; $(2) || { printf '=== %s: FAILED\n' '$(1)'; exit 1; }; \
+printf '=== %s: %d s\n' '$(1)' $$((SECONDS - begun))
+endef
+
+.DEFAULT_GOAL := help
+.PHONY: help setup programs images cluster cluster-down lint check gpu test demo demo-down clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 16
+
+setup: ## install what is missing: Debian packages (as root), uv, the locked Python environment
+	@tests/cluster/prepare.sh
+	@uv sync --frozen --all-extras --quiet
+
+programs: setup ## build etcd, the Kubernetes programs and helm from Go modules, each once (minutes)
+	@$(CLUSTER_TOOL) programs
+
+images: setup ## build the operator's and the runtime's image; load them when the cluster is up
+	@$(CLUSTER_TOOL) images
+
+cluster: setup ## start a real one-node cluster; prints how to reach it
+	@$(CLUSTER_TOOL) up
+
+cluster-down: ## stop the cluster and leave nothing of it behind
+	@python3 tests/cluster/cluster.py down
+
+lint: setup ## formatting, ruff, strict types, import contracts
+	$(call phase,format,$(RUN) ruff format --check .)
+	$(call phase,ruff,$(RUN) ruff check .)
+	$(call phase,types,$(RUN) mypy && cd tests/cluster && $(RUN) mypy --strict --config-file= *.py)
+	$(call phase,import contracts,$(RUN) lint-imports --no-logo)
+
+check: lint ## lint and every test that needs no node
+	@$(CLUSTER_TOOL) programs --api --helm
+	$(call phase,tests without a cluster,$(RUN) pytest $(WITHOUT_CLUSTER))
+
+gpu: setup ## the tests that need an NVIDIA GPU
+	$(RUN) pytest tests/gpu
+
+test: ## everything: setup, check, images, cluster, end to end
+	@$(MAKE) --no-print-directory check
+	$(foreach target,$(OWN_CLUSTER),$(call phase,$(target),$(MAKE) --no-print-directory $(target))$(newline))
+	@printf '\n=== end to end\n'; $(RUN) pytest tests/e2e
+
+demo: setup ## build everything, serve samples/tiny.yaml, lose its pod, show what that costs
+	$(foreach target,$(OWN_CLUSTER),$(call phase,$(target),$(MAKE) --no-print-directory $(target))$(newline))
+	@$(RUN) python tests/e2e/demo.py up
+
+demo-down: ## take the demo off again, and the cluster too unless it is yours
+	@$(RUN) python tests/e2e/demo.py down
+
+clean: cluster-down ## remove every build product: environment, programs, images, caches
+	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
+	@rm -rf '$(CACHE)'
+
+# A line end, so that foreach makes one command line each.
+define newline
+
+
+endef
