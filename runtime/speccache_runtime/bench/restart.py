@@ -74,7 +74,10 @@ class _Bench:
         resource.write_text(yaml.safe_dump(data), encoding="utf-8")
         begun = time.monotonic()
         _progress(f"{TITLES[name]}: starting … ")
-        with Server(resource, self.claims, storage) as server:
+        arguments: list[str | Path] = ["-f", resource]
+        arguments += [part for claim in self.claims for part in ("--claim", claim)]
+        arguments += [] if storage is None else ["--storage-dir", storage]
+        with Server(*arguments) as server:
             _progress(f"{time.monotonic() - begun:.1f} s; {len(self.prompts)} prompts ")
             answers = []
             for prompt in self.prompts:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -28,13 +27,14 @@ class BenchError(SpecCacheError):
 
 
 class Server:
-    """Runs while the `with` block does; ends by SIGTERM, as a pod ends. `url` is known once it is ready."""
+    """Runs while the `with` block does; ends by SIGTERM, as a pod ends. `url` is known once it is ready.
 
-    def __init__(self, resource: Path, claims: Sequence[str], storage: Path | None) -> None:
+    `arguments` are those of `speccache-runtime serve`, without a port.
+    """
+
+    def __init__(self, *arguments: str | Path) -> None:
         self.url = ""
-        self._command = [sys.executable, "-m", "speccache_runtime", "serve", "-f", str(resource), "--port", "0"]
-        self._command += [part for claim in claims for part in ("--claim", claim)]
-        self._command += ["--storage-dir", str(storage)] if storage is not None else []
+        self._command = [sys.executable, "-m", "speccache_runtime", "serve", *map(str, arguments), "--port", "0"]
         self._last_lines: deque[str] = deque(maxlen=20)
         self._ready = threading.Event()
 

@@ -75,7 +75,7 @@ class Generation:
         if not self._stops.found:
             text += self._stops.flush()
         if output.finish is Finish.ERROR:
-            raise ApiError(500, f"the engine failed: {output.error or 'no reason given'}", code="engine_error")
+            raise ApiError(500, output.error or "the engine failed", code="engine_error")
         if self._stops.found:
             return Piece(text, Finish.STOP.value, output.usage)
         if output.finish is Finish.ABORT:
@@ -97,7 +97,7 @@ class Generation:
             except TimeoutError:
                 if self._engine.failed is not None and self._outputs.empty():
                     self._finished = True
-                    raise ApiError(500, f"the engine failed: {self._engine.failed}", code="engine_error") from None
+                    raise ApiError(500, self._engine.failed, code="engine_error") from None
 
     def _on_output(self, output: Output) -> None:
         """Called from the engine's thread. After shutdown the loop is closed and nobody waits for the answer."""

@@ -22,7 +22,7 @@ class ServerState:
     def why_not_ready(self) -> str | None:
         """One line for /ready, or None when requests can be taken."""
         if self.engine.failed is not None:
-            return f"the engine failed: {self.engine.failed}"
+            return self.engine.failed
         if self.draining:
             return "draining: the server finishes its last requests"
         if not self.engine.ready:

@@ -47,5 +47,5 @@ def test_nothing_to_withhold(tmp_path):
 
 def test_server_that_cannot_start(tmp_path):
     """Its own line is passed on."""
-    with pytest.raises(BenchError, match=r"did not start.*no\.yaml"), Server(tmp_path / "no.yaml", (), None):
+    with pytest.raises(BenchError, match=r"did not start.*no\.yaml"), Server("-f", tmp_path / "no.yaml"):
         pass

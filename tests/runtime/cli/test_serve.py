@@ -8,9 +8,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from speccache_api.geometry import builtin_facts
+from speccache_api.sizing import size_memory
+from speccache_api.wire import build_wire
 from speccache_runtime.bench.client import complete
 from speccache_runtime.bench.prompts import load_prompts
 from speccache_runtime.bench.server import Server
+from speccache_runtime.local import parse_resource, read_resource
 
 SAMPLES = Path(__file__).parents[3] / "samples"
 
@@ -22,7 +26,8 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def served(storage: Path) -> Iterator[httpx.Client]:
-    with Server(SAMPLES / "tiny.yaml", (), storage) as server, httpx.Client(base_url=server.url, timeout=60) as http:
+    arguments = ("-f", SAMPLES / "tiny.yaml", "--storage-dir", storage)
+    with Server(*arguments) as server, httpx.Client(base_url=server.url, timeout=60) as http:
         yield http
 
 
@@ -111,12 +116,26 @@ def test_refusals(post: Post, body: dict, param: str):
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
+def test_wire_document(tmp_path: Path):
+    """What a pod runs: the operator's document, with the volume at another place."""
+    resource = parse_resource(read_resource(SAMPLES / "tiny.yaml"), SAMPLES)
+    wire = build_wire(resource, builtin_facts("tiny"), size_memory(resource.spec, builtin_facts("tiny")))
+    assert wire.kv_cache.storage is not None
+    storage = wire.kv_cache.storage.model_copy(update={"path": str(tmp_path)})
+    cache = wire.kv_cache.model_copy(update={"storage": storage})
+    document = tmp_path / "wire.json"
+    document.write_text(wire.model_copy(update={"kv_cache": cache}).to_json())
+    with Server("--wire", document, "--host", "127.0.0.1") as server:
+        assert complete(server.url, "tiny", "import os\n", 40).text
+    assert list(tmp_path.glob("v1/*/t/*/*")), "the drain wrote no page"
+
+
 def test_successor_restores_from_storage(tmp_path: Path):
     """SIGTERM ends the first server with code 0; the second finds both halves of what it wrote."""
     prompt = load_prompts()[-1]
     answers = []
     for _ in range(2):
-        with Server(SAMPLES / "tiny.yaml", (), tmp_path) as server:
+        with Server("-f", SAMPLES / "tiny.yaml", "--storage-dir", tmp_path) as server:
             answers.append(complete(server.url, "tiny", prompt.text, 64))
     cold, restored = answers
     details = restored.usage["prompt_tokens_details"]
@@ -128,7 +147,7 @@ def test_successor_restores_from_storage(tmp_path: Path):
 
 def test_without_speculation(served: httpx.Client):
     """The other sample: one token per pass, and the same text."""
-    with Server(SAMPLES / "tiny-plain.yaml", (), None) as server:
+    with Server("-f", SAMPLES / "tiny-plain.yaml") as server:
         with httpx.Client(base_url=server.url) as http:
             name = http.get("/v1/models").json()["data"][0]["id"]
         plain = complete(server.url, name, "import os\n", 40)
