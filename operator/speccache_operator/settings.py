@@ -125,10 +125,13 @@ def load(arguments: argparse.Namespace, environment: Mapping[str, str] = os.envi
     Raises SettingsError, which names the flag and the variable, for the first value that cannot be used.
     """
     values: dict[str, Any] = {}
+    given = {field: _given(field, arguments, environment) for field in _PARSERS}
+    everywhere = arguments.all_namespaces or given["namespace"] == "*"
+    if arguments.all_namespaces and arguments.namespace is not None:
+        raise SettingsError("--all-namespaces and --namespace exclude each other")
     for field, parse in _PARSERS.items():
-        raw = getattr(arguments, field)
-        raw = environment.get(_ENVIRONMENT[field], "") if raw is None else raw
-        if raw == "" or (field == "namespace" and raw == "*"):
+        raw = given[field]
+        if raw == "" or (field == "namespace" and everywhere):
             continue
         try:
             values[field] = parse(raw)
@@ -136,21 +139,19 @@ def load(arguments: argparse.Namespace, environment: Mapping[str, str] = os.envi
             raise SettingsError(f"{_label(field)} {error}, not {raw!r}") from error
     if "runtime_image" not in values:
         raise SettingsError(f"{_label('runtime_image')} is required: the image that serves the models")
-    values["namespace"] = _watched(arguments, values.get("namespace"), environment)
+    # All namespaces only when that was said, never because nothing was.
+    if "namespace" not in values and not everywhere:
+        raise SettingsError(f"{_label('namespace')} or --all-namespaces is required: what to watch")
+    values.setdefault("namespace", None)
     values.setdefault("operator_namespace", _own_namespace())
     values["identity"] = f"{values.get('identity') or socket.gethostname()}_{uuid.uuid4().hex[:8]}"
     return Settings(**values)
 
 
-def _watched(arguments: argparse.Namespace, namespace: str | None, environment: Mapping[str, str]) -> str | None:
-    """The namespace to watch. All of them only when that was said, never because nothing was."""
-    if arguments.all_namespaces:
-        if arguments.namespace is not None:
-            raise SettingsError("--all-namespaces and --namespace exclude each other")
-        return None
-    if namespace is None and environment.get(_ENVIRONMENT["namespace"]) != "*":
-        raise SettingsError(f"{_label('namespace')} or --all-namespaces is required: what to watch")
-    return namespace
+def _given(field: str, arguments: argparse.Namespace, environment: Mapping[str, str]) -> str:
+    """The text of a setting: its flag's, else its variable's, else empty."""
+    flag: str | None = getattr(arguments, field)
+    return environment.get(_ENVIRONMENT[field], "") if flag is None else flag
 
 
 def _own_namespace() -> str:

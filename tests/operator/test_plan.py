@@ -1,0 +1,290 @@
+"""Planning as transitions: a frozen state in, a frozen plan out."""
+
+import copy
+import dataclasses
+from typing import Any
+
+import pytest
+
+from speccache_api import names
+from speccache_api.status import CONDITION_TYPES, Status
+from speccache_operator.conditions import Reason
+from speccache_operator.kinds import (
+    CLAIM,
+    CONFIG_MAP,
+    SERVICE,
+    SERVICE_ACCOUNT,
+    STATEFUL_SET,
+    Ref,
+)
+from speccache_operator.observed import NodeCapacity, Observed
+from speccache_operator.plan import WAIT_FOR_DELETION_SECONDS, Cause
+
+GIB = 2**30
+STORAGE = {"spec.kvCache.storage": {"persistentVolumeClaim": {"size": "1Gi"}}}
+NAMED = {"spec.kvCache.storage": {"persistentVolumeClaim": {"claimName": "mine"}}}
+
+
+def _written(plan: Any) -> list[tuple[str, str]]:
+    return [(step.obj["kind"], step.obj["metadata"]["name"]) for step in plan.apply]
+
+
+def test_a_new_resource_gets_its_children_in_the_order_of_need(plan: Any, raw: Any) -> None:
+    assert _written(plan(raw(**STORAGE))) == [
+        ("ServiceAccount", "chat"),
+        ("Service", "chat"),
+        ("Service", "chat-pods"),
+        ("PersistentVolumeClaim", "chat-kv"),
+        ("ConfigMap", "chat-wire"),
+        ("StatefulSet", "chat"),
+    ]
+    assert {step.cause for step in plan(raw()).apply} == {Cause.CREATED}
+
+
+def test_without_storage_there_is_no_claim(plan: Any, raw: Any) -> None:
+    assert "PersistentVolumeClaim" not in dict(_written(plan(raw())))
+
+
+def test_a_named_claim_is_not_made(plan: Any, raw: Any, claim: Any) -> None:
+    assert "PersistentVolumeClaim" not in dict(_written(plan(raw(**NAMED), Observed(claims={"mine": claim("mine")}))))
+
+
+def test_a_state_as_planned_needs_nothing(plan: Any, raw: Any, applied: Any) -> None:
+    first = plan(raw(**STORAGE))
+    again = plan(raw(**STORAGE), applied(first))
+    assert again.apply == ()
+    assert again.delete == ()
+    assert again.again_after is None
+
+
+def test_conditions_are_complete_and_in_their_order(plan: Any, raw: Any) -> None:
+    for resource in (raw(), raw(**STORAGE), raw(**NAMED), raw(**{"spec.kvCache.pageSize": 7})):
+        assert tuple(c.type for c in plan(resource).conditions) == CONDITION_TYPES
+
+
+def test_facts_fit_the_status_schema(plan: Any, raw: Any) -> None:
+    facts = plan(raw(**STORAGE)).facts
+    Status.model_validate(facts)
+    assert facts["storage"] == "chat-kv"
+    assert facts["memory"]["hostPages"] == 8192 // 64
+    assert facts["selector"] == ",".join(f"{k}={v}" for k, v in names.selector_labels("chat").items())
+
+
+def test_the_same_input_gives_the_same_plan(plan: Any, raw: Any, applied: Any) -> None:
+    state = applied(plan(raw(**STORAGE)))
+    assert plan(raw(), copy.deepcopy(state)) == plan(raw(), state)
+
+
+def test_the_input_is_not_changed(plan: Any, raw: Any, applied: Any) -> None:
+    resource, state = raw(**STORAGE), applied(plan(raw(**STORAGE)))
+    before = copy.deepcopy((resource, state))
+    plan(resource, state)
+    assert (resource, state) == before
+
+
+@pytest.mark.parametrize(
+    ("fields", "written"),
+    [
+        ({"spec.replicas": 2}, {("StatefulSet", "chat")}),
+        ({"spec.kvCache.host": {"tokens": 640}}, {("ConfigMap", "chat-wire"), ("StatefulSet", "chat")}),
+        ({"spec.drain": {"requestTimeoutSeconds": 5}}, {("ConfigMap", "chat-wire"), ("StatefulSet", "chat")}),
+        ({"spec.resources": {"limits": {"cpu": "2"}}}, {("StatefulSet", "chat")}),
+        ({"spec.memory": {"overhead": "3Gi"}}, {("StatefulSet", "chat")}),
+        ({"spec.speculative": None}, {("ConfigMap", "chat-wire"), ("StatefulSet", "chat")}),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_change_writes_what_it_concerns(
+    fields: dict[str, Any], written: set[tuple[str, str]], plan: Any, raw: Any, applied: Any
+) -> None:
+    changed = plan(raw(**fields), applied(plan(raw())))
+    assert set(_written(changed)) == written
+    assert {step.cause for step in changed.apply} == {Cause.UPDATED}
+    assert all(step.uid == f"{step.obj['kind']}-{step.obj['metadata']['name']}" for step in changed.apply)
+
+
+@pytest.mark.parametrize(
+    ("ref", "path", "value"),
+    [
+        (Ref(SERVICE, "demo", "chat"), ("spec", "selector"), {}),
+        (Ref(SERVICE, "demo", "chat-pods"), ("spec", "clusterIP"), "10.0.0.1"),
+        (Ref(CONFIG_MAP, "demo", "chat-wire"), ("data", names.WIRE_KEY), "{}"),
+        (Ref(SERVICE_ACCOUNT, "demo", "chat"), ("automountServiceAccountToken",), True),
+        (Ref(STATEFUL_SET, "demo", "chat"), ("spec", "replicas"), 9),
+        (Ref(STATEFUL_SET, "demo", "chat"), ("metadata", "labels"), {}),
+        (Ref(CLAIM, "demo", "chat-kv"), ("spec", "accessModes"), ["ReadWriteMany"]),
+    ],
+    ids=str,
+)
+def test_drift_is_repaired(ref: Ref, path: tuple[str, ...], value: Any, plan: Any, raw: Any, applied: Any) -> None:
+    state = applied(plan(raw(**STORAGE)))
+    at: Any = state.children[ref]
+    for part in path[:-1]:
+        at = at[part]
+    at[path[-1]] = value
+    (step,) = plan(raw(**STORAGE), state).apply
+    assert (Ref.of(step.obj), step.cause) == (ref, Cause.REPAIRED)
+
+
+def test_a_child_that_is_gone_is_made_again(plan: Any, raw: Any, applied: Any) -> None:
+    state = applied(plan(raw()))
+    for ref in state.children:
+        rest = {other: obj for other, obj in state.children.items() if other != ref}
+        (step,) = plan(raw(), dataclasses.replace(state, children=rest)).apply
+        assert (Ref.of(step.obj), step.cause, step.uid) == (ref, Cause.CREATED, None)
+
+
+def test_a_claim_that_somebody_enlarged_stays_large(plan: Any, raw: Any, applied: Any) -> None:
+    state = applied(plan(raw(**STORAGE)))
+    state.children[Ref(CLAIM, "demo", "chat-kv")]["spec"]["resources"]["requests"]["storage"] = "5Gi"
+    after = plan(raw(**STORAGE), state)
+    for step in after.apply:
+        assert step.obj["spec"]["resources"]["requests"]["storage"] == "5Gi"
+
+
+FOREIGN = {"ownerReferences": [{"kind": "Other", "name": "x", "uid": "u-9", "controller": True}]}
+
+
+@pytest.mark.parametrize("meta", [{"ownerReferences": []}, FOREIGN], ids=["nobody's", "another's"])
+@pytest.mark.parametrize("kind", [SERVICE, SERVICE_ACCOUNT, STATEFUL_SET], ids=lambda kind: kind.name)
+def test_a_foreign_object_stops_all_writes(
+    meta: dict[str, Any], kind: Any, plan: Any, raw: Any, applied: Any, condition: Any
+) -> None:
+    state = applied(plan(raw()))
+    state.children[Ref(kind, "demo", "chat")]["metadata"].update(meta)
+    after = plan(raw(**{"spec.replicas": 5}), state)
+    assert after.apply == ()
+    assert condition(after, "Progressing").reason is Reason.OBJECT_NOT_OWNED
+    assert f"{kind.name} chat" in condition(after, "Ready").message
+    assert condition(after, "Ready").status == "False"
+
+
+def test_children_of_a_deleted_predecessor_are_waited_for(plan: Any, raw: Any, applied: Any, condition: Any) -> None:
+    state = applied(plan(raw()))
+    after = plan(raw(**{"metadata.uid": "u-2"}), state)
+    assert after.apply == ()
+    assert condition(after, "Progressing").reason is Reason.WAITING_FOR_DELETION
+    assert after.again_after == WAIT_FOR_DELETION_SECONDS
+
+
+def test_a_child_that_is_being_deleted_is_waited_for(plan: Any, raw: Any, applied: Any, condition: Any) -> None:
+    state = applied(plan(raw()))
+    state.children[Ref(SERVICE, "demo", "chat")]["metadata"]["deletionTimestamp"] = "2026-11-21T11:00:00Z"
+    after = plan(raw(), state)
+    assert condition(after, "Progressing").reason is Reason.WAITING_FOR_DELETION
+
+
+def test_a_retained_claim_is_taken_up_by_a_new_resource_of_the_name(
+    plan: Any, raw: Any, applied: Any, condition: Any
+) -> None:
+    claim = applied(plan(raw(**STORAGE))).children[Ref(CLAIM, "demo", "chat-kv")]
+    state = Observed(children={Ref.of(claim): claim}, claims={"chat-kv": claim})
+    after = plan(raw(**STORAGE, **{"metadata.uid": "u-2"}), state)
+    assert condition(after, "StorageReady").reason is Reason.CLAIM_BOUND
+    assert ("StatefulSet", "chat") in _written(after)
+    assert ("PersistentVolumeClaim", "chat-kv") not in _written(after)
+
+
+def test_a_foreign_claim_is_left_alone_and_no_pod_is_made(plan: Any, raw: Any, claim: Any, condition: Any) -> None:
+    foreign = claim("chat-kv")
+    after = plan(raw(**STORAGE), Observed(children={Ref.of(foreign): foreign}, claims={"chat-kv": foreign}))
+    assert condition(after, "StorageReady").reason is Reason.CLAIM_NOT_OWNED
+    assert not {"PersistentVolumeClaim", "StatefulSet", "ConfigMap"} & set(dict(_written(after)))
+
+
+def test_removing_the_storage_tier_never_deletes_its_claim(plan: Any, raw: Any, applied: Any) -> None:
+    after = plan(raw(), applied(plan(raw(**STORAGE))))
+    assert after.delete == ()
+    assert ("StatefulSet", "chat") in _written(after)
+
+
+STOPS: list[tuple[str, dict[str, Any], dict[str, Any], str, Reason, str]] = [
+    ("unknown field", {"spec.sise": 1}, {}, "ConfigValid", Reason.INVALID_RESOURCE, "spec.sise"),
+    ("page size", {"spec.kvCache.pageSize": 48}, {}, "ConfigValid", Reason.INVALID_RESOURCE, "spec.kvCache.pageSize"),
+    ("no tier", {"spec.kvCache.host": {}}, {}, "ConfigValid", Reason.INVALID_RESOURCE, "exactly one"),
+    ("a float", {"spec.replicas": 1.5}, {}, "ConfigValid", Reason.INVALID_RESOURCE, "spec.replicas"),
+    ("no spec", {"spec": None}, {}, "ConfigValid", Reason.INVALID_RESOURCE, "spec"),
+    ("a list", {"spec": []}, {}, "ConfigValid", Reason.INVALID_RESOURCE, "spec"),
+    ("long name", {"metadata.name": "x" * 60}, {}, "ConfigValid", Reason.INVALID_RESOURCE, "metadata.name"),
+    (
+        "fraction on the CPU",
+        {"spec.kvCache.device": {"memoryFraction": "0.8"}},
+        {},
+        "ConfigValid",
+        Reason.INVALID_RESOURCE,
+        "memoryFraction",
+    ),
+    (
+        "memory given while computed",
+        {"spec.resources": {"limits": {"memory": "1Gi"}}},
+        {},
+        "ConfigValid",
+        Reason.INVALID_RESOURCE,
+        "memory.policy",
+    ),
+    ("small tier", {"spec.kvCache.host": {"size": "1Ki"}}, {}, "MemorySized", Reason.TIER_TOO_SMALL, "host.size"),
+    (
+        "small node",
+        {},
+        {"nodes": (NodeCapacity("n1", GIB),)},
+        "MemorySized",
+        Reason.EXCEEDS_NODE_ALLOCATABLE,
+        "spec.kvCache.host",
+    ),
+    ("no claim", NAMED, {}, "StorageReady", Reason.CLAIM_NOT_FOUND, "claimName: claim mine"),
+    (
+        "no model claim",
+        {"spec.model": {"uri": "pvc://m/x"}, "spec.speculative": None},
+        {},
+        "ModelInspected",
+        Reason.MODEL_CLAIM_NOT_FOUND,
+        "spec.model.uri: claim m",
+    ),
+]
+
+
+@pytest.mark.parametrize(("_", "fields", "state", "kind", "reason", "text"), STOPS, ids=[case[0] for case in STOPS])
+def test_a_stop_is_a_condition_that_names_the_field_and_no_pod_is_made(
+    _: str,
+    fields: dict[str, Any],
+    state: dict[str, Any],
+    kind: str,
+    reason: Reason,
+    text: str,
+    plan: Any,
+    raw: Any,
+    condition: Any,
+) -> None:
+    after = plan(raw(**fields), Observed(**state))
+    stopped = condition(after, kind)
+    assert (stopped.status, stopped.reason) == ("False", reason)
+    assert text in stopped.message
+    assert condition(after, "Ready").status == "False"
+    assert condition(after, "Ready").reason is reason
+    assert text in condition(after, "Ready").message
+    assert condition(after, "Progressing").reason is Reason.STOPPED
+    assert not {"StatefulSet", "ConfigMap"} & set(dict(_written(after)))
+
+
+CHANGES = [case for case in STOPS if "metadata.name" not in case[1]]
+
+
+@pytest.mark.parametrize(("_", "fields", "state", "kind", "reason", "text"), CHANGES, ids=[case[0] for case in CHANGES])
+def test_a_stop_leaves_running_pods_as_they_are(
+    _: str,
+    fields: dict[str, Any],
+    state: dict[str, Any],
+    kind: str,
+    reason: Reason,
+    text: str,
+    plan: Any,
+    raw: Any,
+    applied: Any,
+    condition: Any,
+) -> None:
+    running = dataclasses.replace(applied(plan(raw())), **state)
+    after = plan(raw(**fields), running)
+    assert not {"StatefulSet", "ConfigMap"} & set(dict(_written(after)))
+    assert after.delete == ()
+    assert "1 pods of the earlier configuration still serve" in condition(after, "Ready").message
+    assert after.facts["readyReplicas"] == 1

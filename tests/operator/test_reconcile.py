@@ -1,0 +1,216 @@
+"""One pass after another over objects in memory, cut off at every single request: it must always end in the same state.
+
+The memory keeps objects as they are applied; what a real API server adds is tests/apiserver's matter.
+"""
+
+import copy
+from typing import Any
+
+import pytest
+
+from speccache_operator.context import RuntimeImage
+from speccache_operator.errors import Conflict, Refused, Unavailable
+from speccache_operator.kinds import CLAIM, POD, RESOURCE, STATEFUL_SET, Key, Kind, Object, Ref
+from speccache_operator.metrics import Metrics
+from speccache_operator.reconcile import Reconciler
+
+KEY = Key("demo", "chat")
+STORAGE = {"spec.kvCache.storage": {"persistentVolumeClaim": {"size": "1Gi"}}}
+
+
+class Memory:
+    """A cluster in memory. Request number `fail_at` (from 0) raises `error` after its effect, or `before`."""
+
+    def __init__(self, *objects: Any) -> None:
+        self.objects: dict[Ref, dict[str, Any]] = {}
+        self.version = 0
+        self.requests = 0
+        self.writes: list[str] = []
+        self.fail_at: int | None = None
+        self.before = True
+        self.error: Exception = Unavailable("cut")
+        self.refuse: Kind | None = None
+        for obj in objects:
+            self._put(obj)
+
+    async def get(self, ref: Ref) -> Object | None:
+        self._count()
+        return copy.deepcopy(self.objects.get(ref))
+
+    async def list(self, kind: Kind, namespace: str | None, labels: Any = None) -> list[Object]:
+        self._count()
+        wanted = (labels or {}).items()
+        found = [obj for ref, obj in self.objects.items() if ref.kind is kind]
+        return [copy.deepcopy(o) for o in found if wanted <= o["metadata"].get("labels", {}).items()]
+
+    async def apply(self, obj: Object, *, subresource: str = "") -> Object:
+        ref = Ref.of(obj)
+        fail = self._write(f"apply {ref} {subresource}".strip())
+        if ref.kind is self.refuse:
+            raise Refused(403, "exceeded quota", "PATCH")
+        live = self.objects.get(ref)
+        uid = obj["metadata"].get("uid")
+        if uid is not None and (live is None or live["metadata"]["uid"] != uid):
+            raise Conflict(409, "uid", "PATCH")
+        result = self._put({**(live or {}), **obj, "metadata": {**(live or {}).get("metadata", {}), **obj["metadata"]}})
+        if fail:
+            raise self.error
+        return copy.deepcopy(result)
+
+    async def create(self, obj: Object) -> Object:
+        self._write(f"create {obj['kind']}")
+        return obj
+
+    async def replace(self, obj: Object) -> Object:
+        raise AssertionError("nothing is replaced")
+
+    async def delete(self, ref: Ref, uid: str) -> None:
+        self._write(f"delete {ref}")
+        if ref in self.objects and self.objects[ref]["metadata"]["uid"] == uid:
+            del self.objects[ref]
+
+    def _put(self, obj: Any) -> dict[str, Any]:
+        ref = Ref.of(obj)
+        old = self.objects.get(ref)
+        new = copy.deepcopy(dict(obj))
+        new["metadata"].setdefault("uid", f"uid-{ref}")
+        new["metadata"].setdefault("generation", 1)
+        if old is None or {**old, "metadata": {}} != {**new, "metadata": {}} or old["metadata"] != new["metadata"]:
+            self.version += 1
+            new["metadata"]["resourceVersion"] = str(self.version)
+        self.objects[ref] = new
+        return new
+
+    def _count(self) -> bool:
+        number, self.requests = self.requests, self.requests + 1
+        if number == self.fail_at and self.before:
+            raise self.error
+        return number == self.fail_at
+
+    def _write(self, text: str) -> bool:
+        fail = self._count()
+        self.writes.append(text)
+        return fail
+
+
+def _reconciler(memory: Any) -> Reconciler:
+    return Reconciler(memory, RuntimeImage("runtime:1"), Metrics(), check_nodes=True, instance="test")
+
+
+def _state(memory: Memory) -> dict[str, Any]:
+    """What was reached, without what differs between any two runs."""
+    state = {}
+    for ref, obj in memory.objects.items():
+        obj = copy.deepcopy(obj)
+        obj["metadata"].pop("resourceVersion")
+        for condition in obj.get("status", {}).get("conditions", []):
+            condition.pop("lastTransitionTime")
+        state[f"{ref}"] = obj
+    return state
+
+
+async def _until_quiet(reconciler: Reconciler, memory: Memory) -> int:
+    """Passes until one writes nothing; a pass that fails is repeated, as the controller does."""
+    for number in range(1, 20):
+        memory.writes.clear()
+        try:
+            await reconciler.reconcile(KEY)
+        except Unavailable:
+            continue
+        if not memory.writes:
+            return number
+    raise AssertionError(f"still writing: {memory.writes}")
+
+
+async def test_two_passes_are_enough_and_the_second_writes_nothing(raw: Any) -> None:
+    memory = Memory(raw(**STORAGE))
+    assert await _until_quiet(_reconciler(memory), memory) == 3  # children; a status that has seen them; nothing
+    assert Ref(STATEFUL_SET, "demo", "chat") in memory.objects
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["request lost", "answer lost"])
+async def test_cut_off_at_any_request_it_ends_in_the_same_state(before: bool, raw: Any) -> None:
+    whole = Memory(raw(**STORAGE))
+    await _until_quiet(_reconciler(whole), whole)
+    total = whole.requests
+    for number in range(total):
+        memory = Memory(raw(**STORAGE))
+        memory.fail_at, memory.before = number, before
+        await _until_quiet(_reconciler(memory), memory)
+        assert _state(memory) == _state(whole), f"cut at request {number}"
+
+
+async def test_a_new_process_finds_nothing_to_do(raw: Any) -> None:
+    memory = Memory(raw(**STORAGE))
+    await _until_quiet(_reconciler(memory), memory)
+    assert await _until_quiet(_reconciler(memory), memory) == 1
+
+
+async def test_a_resource_that_is_gone_or_going_is_left_alone(raw: Any) -> None:
+    memory = Memory()
+    await _reconciler(memory).reconcile(KEY)
+    going = Memory(raw(**{"metadata.deletionTimestamp": "2026-11-21T00:00:00Z"}))
+    await _reconciler(going).reconcile(KEY)
+    assert memory.writes == going.writes == []
+
+
+async def test_a_refused_object_stops_what_needs_it_and_is_told(raw: Any) -> None:
+    memory = Memory(raw(**STORAGE))
+    memory.refuse = CLAIM
+    result = await _reconciler(memory).reconcile(KEY)
+    assert result.failed
+    assert not any("StatefulSet" in write for write in memory.writes)
+    conditions = {c["type"]: c for c in memory.objects[Ref(RESOURCE, "demo", "chat")]["status"]["conditions"]}
+    assert conditions["Ready"]["reason"] == conditions["StorageReady"]["reason"] == "ClaimRefused"
+
+
+async def test_states_that_were_seen_or_made_are_no_news(raw: Any) -> None:
+    memory = Memory(raw(**STORAGE))
+    reconciler = _reconciler(memory)
+    assert reconciler.is_news(KEY, memory.objects[Ref(RESOURCE, "demo", "chat")])
+    await reconciler.reconcile(KEY)
+    assert not [ref for ref, obj in memory.objects.items() if reconciler.is_news(KEY, obj)]
+    changed = copy.deepcopy(memory.objects[Ref(STATEFUL_SET, "demo", "chat")])
+    changed["metadata"]["resourceVersion"] = "999"
+    assert reconciler.is_news(KEY, changed)
+
+
+async def test_a_claim_wakes_those_that_name_it(raw: Any) -> None:
+    memory = Memory(raw(**{"spec.kvCache.storage": {"persistentVolumeClaim": {"claimName": "mine"}}}))
+    reconciler = _reconciler(memory)
+    await reconciler.reconcile(KEY)
+    assert reconciler.users_of_claim("demo", "mine") == [KEY]
+    assert reconciler.users_of_claim("other", "mine") == []
+    assert reconciler.users_of_claim("demo", "yours") == []
+
+
+async def test_a_resync_covers_what_exists_and_what_was_known(raw: Any) -> None:
+    memory = Memory(raw())
+    reconciler = _reconciler(memory)
+    await reconciler.reconcile(KEY)
+    memory.objects.clear()
+    memory._put(raw(**{"metadata.name": "other"}))
+    assert await reconciler.keys(None) == [Key("demo", "other"), KEY]
+    await reconciler.reconcile(KEY)
+    assert await reconciler.keys(None) == [Key("demo", "other")]
+
+
+async def test_an_invalid_resource_is_a_condition_and_no_error(raw: Any) -> None:
+    memory = Memory(raw(**{"spec.kvCache.pageSize": 3}))
+    result = await _reconciler(memory).reconcile(KEY)
+    assert not result.failed
+    assert [write for write in memory.writes if "create" not in write] == [f"apply {RESOURCE.name} chat status"]
+
+
+async def test_pods_are_read_after_their_owners(raw: Any) -> None:
+    """Or a Job that just ended would be seen as complete beside a list without its pod's message."""
+    order: list[str] = []
+
+    class Ordered(Memory):
+        async def list(self, kind: Kind, namespace: str | None, labels: Any = None) -> list[Object]:
+            order.append(kind.name)
+            return await super().list(kind, namespace, labels)
+
+    memory = Ordered(raw())
+    await _reconciler(memory).reconcile(KEY)
+    assert order.index(POD.name) > order.index("Job")
