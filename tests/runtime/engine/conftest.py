@@ -257,6 +257,11 @@ class Life:
         self.check_idle()
         self.cache.close()
 
+    def value(self, name: str, **labels: str) -> float:
+        """A counter's value, 0 if it was never touched."""
+        found = getattr(self.metrics, name)
+        return float((found.labels(**labels) if labels else found)._value.get())
+
     def lose_the_device(self) -> None:
         """Leaves the host and storage tiers alone with what they have."""
         self.settle()

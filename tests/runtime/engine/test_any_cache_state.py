@@ -97,7 +97,7 @@ def damage(objects: list[Path], how: str, rng: random.Random) -> None:
     for path in objects:
         if rng.random() < 0.3:
             data = bytearray(path.read_bytes())
-            if how == "delete":
+            if how == "delete" or not data:
                 path.unlink()
             elif how == "cut":
                 path.write_bytes(data[: rng.randrange(len(data))])

@@ -1,0 +1,167 @@
+"""What a draft proposes after its KV came back: exactly what it proposed when it had computed it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from speccache_runtime.cache.policy import MissingDraft
+from speccache_runtime.core import Tier
+
+NEW = 24
+Counts = list[tuple[int, ...]]
+
+
+@pytest.fixture(scope="session")
+def texts(tools: SimpleNamespace) -> list[list[int]]:
+    """Prompts that share nothing, so that each alone decides what a run finds."""
+    return [tools.random_tokens(41 + n, seed=10 + n) for n in range(6)]
+
+
+def counts(life: Any, names: list[str]) -> Counts:
+    return [life.usage(name).accepted_by_step for name in names]
+
+
+def serve(life: Any, texts: list[list[int]], pair: Any, tier: Tier | None) -> Counts:
+    """Serves all together, checks text and source, and returns the accepted proposals of every verify step."""
+    names = life.run(texts, NEW)
+    for name, text in zip(names, texts, strict=True):
+        assert life.tokens(name) == pair.greedy(text, NEW)
+        found = {t: n for t, n in life.usage(name).cached_tokens.items() if n}
+        assert found == ({tier: (len(text) - 1) // 8 * 8} if tier else {})
+        assert life.usage(name).draft_absent_tokens == 0
+    life.check_idle()
+    return counts(life, names)
+
+
+def test_every_tier_gives_back_the_accepted_counts_of_a_cold_run(
+    pair: Any, tools: SimpleNamespace, texts: list[list[int]], tmp_path: Path
+) -> None:
+    first = tools.Life(pair, folder=tmp_path)
+    cold = serve(first, texts, pair, None)
+    assert len({n for row in cold for n in row}) > 2, "this pair accepts all or nothing and proves little"
+    assert serve(first, texts, pair, Tier.DEVICE) == cold
+    first.lose_the_device()
+    assert serve(first, texts, pair, Tier.HOST) == cold
+    first.end()
+    second = tools.Life(pair, folder=tmp_path, budget=7, max_running=2)
+    assert serve(second, texts, pair, Tier.STORAGE) == cold
+    second.end()
+
+
+def test_the_same_pages_in_other_places_propose_the_same(
+    pair: Any, tools: SimpleNamespace, texts: list[list[int]], tmp_path: Path
+) -> None:
+    first = tools.Life(pair, folder=tmp_path)
+    cold = serve(first, texts, pair, None)
+    first.end()
+    second = tools.Life(pair, folder=tmp_path)
+    for pages in (second.cache.index.device, second.cache.index.host):
+        pages._free.sort(key=lambda page: page * 29 % 64)
+    assert serve(second, texts, pair, Tier.STORAGE) == cold
+    second.end()
+
+
+def test_a_preempted_request_goes_on_with_the_same_text(
+    pair: Any, tools: SimpleNamespace, texts: list[list[int]]
+) -> None:
+    life = tools.Life(pair, device_pages=18, host_pages=64, budget=200)
+    names = life.run(texts[:4], NEW)
+    assert life.engine.scheduler.preemptions > 0
+    for name, text in zip(names, texts, strict=False):
+        assert life.tokens(name) == pair.greedy(text, NEW)
+    life.end()
+
+
+@pytest.mark.parametrize("share", ["all", "some"])
+def test_without_draft_halves_the_text_is_the_same_and_only_the_counts_differ(
+    pair: Any, tools: SimpleNamespace, texts: list[list[int]], tmp_path: Path, share: str
+) -> None:
+    first = tools.Life(pair, folder=tmp_path)
+    cold = serve(first, texts, pair, None)
+    first.end()
+    gone = tools.stored(tmp_path, "d")[:: 1 if share == "all" else 3]
+    for path in gone:
+        path.unlink()
+    second = tools.Life(pair, folder=tmp_path, answer=MissingDraft.DEGRADE)
+    names = second.run(texts, NEW)
+    for name, text in zip(names, texts, strict=True):
+        assert second.tokens(name) == pair.greedy(text, NEW)
+        assert second.usage(name).cached_tokens[Tier.STORAGE] == (len(text) - 1) // 8 * 8
+    absent = sum(second.usage(name).draft_absent_tokens for name in names)
+    cached = sum(second.usage(name).cached_tokens[Tier.STORAGE] for name in names)
+    assert absent == cached if share == "all" else 0 < absent < cached
+    assert counts(second, names) != cold, "the draft's KV makes no difference here: nothing is tested"
+    assert second.value("verify_steps", source="degraded") > 0
+    second.end()
+    # The draft's view of an absent page is the same from every tier.
+    third = tools.Life(pair, folder=tmp_path, answer=MissingDraft.DEGRADE)
+    again = third.run(texts, NEW)
+    assert counts(third, again) == counts(second, names)
+    third.end()
+
+
+def test_recompute_rebuilds_lost_draft_halves_and_the_next_restart_finds_them(
+    pair: Any, tools: SimpleNamespace, texts: list[list[int]], tmp_path: Path
+) -> None:
+    first = tools.Life(pair, folder=tmp_path)
+    cold = serve(first, texts, pair, None)
+    first.end()
+    for path in tools.stored(tmp_path, "d"):
+        path.unlink()
+    second = tools.Life(pair, folder=tmp_path)
+    assert serve(second, texts, pair, None) == cold
+    second.end()
+    third = tools.Life(pair, folder=tmp_path)
+    assert serve(third, texts, pair, Tier.STORAGE) == cold
+    third.end()
+
+
+def test_a_store_filled_without_speculation_serves_it_and_back(
+    pair: Any, tools: SimpleNamespace, texts: list[list[int]], tmp_path: Path
+) -> None:
+    def life_of(steps: int, answer: MissingDraft) -> tuple[dict[Tier, int], int]:
+        life = tools.Life(pair, folder=tmp_path, steps=steps, answer=answer)
+        (name,) = life.run(texts[:1], NEW)
+        assert life.tokens(name) == pair.greedy(texts[0], NEW)
+        usage = life.usage(name)
+        life.end()
+        return {t: n for t, n in usage.cached_tokens.items() if n}, usage.draft_absent_tokens
+
+    assert life_of(0, MissingDraft.RECOMPUTE) == ({}, 0)
+    assert life_of(0, MissingDraft.RECOMPUTE) == ({Tier.STORAGE: 40}, 0)
+    assert life_of(3, MissingDraft.DEGRADE) == ({Tier.STORAGE: 40}, 40)
+    assert life_of(3, MissingDraft.RECOMPUTE) == ({}, 0)
+    assert life_of(3, MissingDraft.RECOMPUTE) == ({Tier.STORAGE: 40}, 0)
+    assert life_of(0, MissingDraft.RECOMPUTE) == ({Tier.STORAGE: 40}, 0)
+
+
+def test_masked_is_really_masked(
+    pair: Any, tools: SimpleNamespace, texts: list[list[int]], tmp_path: Path, rubbish: Callable[[Any], None]
+) -> None:
+    """Whatever bytes lie where an absent draft half would be, the draft proposes the same."""
+    first = tools.Life(pair, folder=tmp_path)
+    serve(first, texts, pair, None)
+    first.end()
+    for path in tools.stored(tmp_path, "d"):
+        path.unlink()
+    seen = []
+    for spoil in (lambda life: None, rubbish):
+        life = tools.Life(pair, folder=tmp_path, answer=MissingDraft.DEGRADE)
+        spoil(life)
+        seen.append(counts(life, life.run(texts, NEW)))
+        life.end()
+    assert seen[0] == seen[1]
+
+
+@pytest.fixture
+def rubbish() -> Callable[[Any], None]:
+    def spoil(life: Any) -> None:
+        for pool in (life.cache._target, life.cache._draft):
+            for tensor in (*pool.k, *pool.v):
+                tensor.fill_(float("nan"))
+        life.cache._arena.rows.fill_(0xFF)  # not a number, as float32
+
+    return spoil
