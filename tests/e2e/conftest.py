@@ -45,11 +45,17 @@ class Stage:
         return wait_settled(self.venue, self.namespace, name, seconds)
 
 
+_TIMEOUT_SECONDS = 600
+"""Of one test with its fixtures, such as a run of all prompts: for a machine that is busy with other things too."""
+
 _STAGE = pytest.StashKey[Stage]()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name == "test_uninstall.py")
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.timeout(_TIMEOUT_SECONDS))
 
 
 @pytest.hookimpl(wrapper=True)
