@@ -8,6 +8,7 @@ import logging
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from tinypair import corpus, evaluate, files, sources, train
 from tinypair.config import END_OF_TEXT_ID, HEAD_SCHEDULE, TARGET_SCHEDULE, PairShape, Unroll
 from tinypair.rows import RowMaker
+from tinypair.speculate import DraftKV
 
 log = logging.getLogger("tinypair")
 
@@ -94,17 +96,10 @@ def evaluate_pair(args: argparse.Namespace) -> None:
     else:
         documents = evaluate.held_out_documents(Path(args.held_out))
     sets = evaluate.prompt_sets(tokenizer, documents, args.prompts)
+    how = evaluate.Measurement(args.new_tokens, args.steps, tuple(args.pages), tuple(map(DraftKV, args.kinds)))
     results = []
     for name in args.sets.split(","):
-        results += evaluate.measure(
-            target,
-            head,
-            name,
-            sets[name].to(device),
-            new_tokens=args.new_tokens,
-            steps=args.steps,
-            pages=tuple(args.pages),
-        )
+        results += evaluate.measure(target, head, name, sets[name].to(device), how)
         if args.report:
             Path(args.report).write_text(json.dumps([asdict(r) for r in results], indent=1) + "\n")
 
@@ -124,7 +119,7 @@ def _separators(tokenizer: Tokenizer) -> list[list[int]]:
     return [*texts, [END_OF_TEXT_ID], [END_OF_TEXT_ID]]
 
 
-def _overrides(args: argparse.Namespace, which: str) -> dict[str, float]:
+def _overrides(args: argparse.Namespace, which: str) -> dict[str, Any]:
     names = ("learning_rate", "copy_from", "copy_share")
     given = {name: getattr(args, f"{which}_{name}") for name in names}
     return {name: value for name, value in given.items() if value is not None}
@@ -176,6 +171,7 @@ def _parser() -> argparse.ArgumentParser:
     evaluation.add_argument("--new-tokens", type=int, default=200)
     evaluation.add_argument("--steps", type=int, default=7)
     evaluation.add_argument("--pages", type=int, nargs="+", default=[16])
+    evaluation.add_argument("--kinds", nargs="+", choices=list(DraftKV), default=list(DraftKV))
     evaluation.add_argument("--report")
     evaluation.set_defaults(run=evaluate_pair)
 

@@ -41,6 +41,16 @@ class Acceptance:
     rows_differing: int
 
 
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """How to measure: draft `steps` per round, and which of the prompt's whole pages of `pages` tokens are restored."""
+
+    new_tokens: int
+    steps: int
+    pages: tuple[int, ...]
+    kinds: tuple[DraftKV, ...]
+
+
 def held_out_documents(folder: Path) -> list[Document]:
     """Usable documents of the package archives in `folder`, shuffled in a fixed order."""
     documents = read_documents(list(package_archives(folder)))
@@ -98,20 +108,18 @@ def copied_length(prompt: Tensor, continuation: Tensor, separator: int) -> float
     return float((true == continuation[:, : true.shape[1]]).long().cumprod(1).sum(1).float().mean())
 
 
-def measure(
-    target: Target, head: Head, name: str, prompts: Tensor, *, new_tokens: int, steps: int, pages: tuple[int, ...]
-) -> list[Acceptance]:
-    """Cold, masked and zeroed draft KV of the prompt's whole pages; also checks the tokens against plain greedy."""
-    reference = plain_greedy(target, prompts, new_tokens)
+def measure(target: Target, head: Head, name: str, prompts: Tensor, how: Measurement) -> list[Acceptance]:
+    """Accept lengths of one set of prompts; also counts the rows whose tokens differ from plain greedy ones."""
+    reference = plain_greedy(target, prompts, how.new_tokens)
     if name == "copy":
         log.info("copied before the first slip: %.1f", copied_length(prompts, reference, 1))
-    run = Speculation(target, head, prompts, new_tokens, steps)
+    run = Speculation(target, head, prompts, how.new_tokens, how.steps)
     results = []
-    for page in pages:
-        for kind in DraftKV:
+    for page in how.pages:
+        for kind in how.kinds:
             tokens, rounds = run.run(kind, (PROMPT_TOKENS - 1) // page * page)
             differing = int((tokens != reference).any(1).sum())
-            results.append(summarize(name, steps, page, kind, rounds, differing))
+            results.append(summarize(name, how.steps, page, kind, rounds, differing))
             log.info("%s", asdict(results[-1]))
     return results
 

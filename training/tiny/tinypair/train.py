@@ -53,7 +53,7 @@ def train_target(
         rows = makers.rows(schedule.rows, shape.max_positions + 1, copy_share)
         with _autocast(device):
             loss = loss_of(rows)
-        return loss, loss.detach()[None]  # type: ignore[attr-defined]
+        return loss, loss.detach()[None]
 
     return target, _loop(target, schedule, step, schedule.rows * shape.max_positions)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,7 @@ from tinypair.chain_attention import ChainAttention
 from tinypair.config import Unroll
 from tinypair.model import Head, Target
 
-Compile = Callable[[Callable[..., object]], Callable[..., object]]
+Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 @dataclass(frozen=True, slots=True)
