@@ -18,6 +18,8 @@ from tinypair.unrolled import Compile, HeadTrainer, Teacher
 
 log = logging.getLogger(__name__)
 
+Clock = Callable[[], float]
+
 SYNC_EVERY = 10
 LOG_EVERY_SECONDS = 20.0
 
@@ -41,29 +43,35 @@ def compiler_for(device: torch.device) -> Compile:
 
 
 def train_target(
-    shape: PairShape, makers: RowMaker, schedule: Schedule, start: Target | None = None
+    shape: PairShape, maker: RowMaker, schedule: Schedule, start: Target | None = None, clock: Clock = time.monotonic
 ) -> tuple[Target, Trained]:
     """Trains a new target, or goes on with `start`."""
     torch.manual_seed(0)
-    device = makers.stream.device
+    device = maker.stream.device
     target = (start or Target(shape)).to(device)
     loss_of = compiler_for(device)(target.loss)
 
     def step(copy_share: float) -> tuple[Tensor, Tensor]:
-        rows = makers.rows(schedule.rows, shape.max_positions + 1, copy_share)
+        rows = maker.rows(schedule.rows, shape.max_positions + 1, copy_share)
         with _autocast(device):
             loss = loss_of(rows)
         return loss, loss.detach()[None]
 
-    return target, _loop(target, schedule, step, schedule.rows * shape.max_positions)
+    return target, _loop(target, schedule, step, schedule.rows * shape.max_positions, clock)
 
 
 def train_head(
-    target: Target, kept: Tensor, makers: RowMaker, schedule: Schedule, unroll: Unroll, start: Head | None = None
+    target: Target,
+    kept: Tensor,
+    maker: RowMaker,
+    schedule: Schedule,
+    unroll: Unroll,
+    start: Head | None = None,
+    clock: Clock = time.monotonic,
 ) -> tuple[Head, Trained]:
     """Trains a head on the frozen target; `kept` are the sorted target ids of its vocabulary."""
     torch.manual_seed(2)
-    shape, device = target.shape, makers.stream.device
+    shape, device = target.shape, maker.stream.device
     head = start or Head(shape)
     head.to(device)
     if start is None:
@@ -73,12 +81,12 @@ def train_head(
     trainer = HeadTrainer(head, unroll, compiler)
 
     def step(copy_share: float) -> tuple[Tensor, Tensor]:
-        lesson = teacher.teach(makers.rows(schedule.rows, shape.max_positions, copy_share))
+        lesson = teacher.teach(maker.rows(schedule.rows, shape.max_positions, copy_share))
         with _autocast(device):
             result = trainer.loss(lesson)
         return result.total, result.agreement
 
-    return head, _loop(head, schedule, step, schedule.rows * shape.max_positions)
+    return head, _loop(head, schedule, step, schedule.rows * shape.max_positions, clock)
 
 
 def draft_vocabulary(stream: Tensor, shape: PairShape) -> tuple[Tensor, float]:
@@ -110,17 +118,21 @@ def held_out_loss(target: Target, stream: Tensor, rows: int = 32) -> float:
 
 
 def _loop(
-    module: nn.Module, schedule: Schedule, step: Callable[[float], tuple[Tensor, Tensor]], tokens_per_step: int
+    module: nn.Module,
+    schedule: Schedule,
+    step: Callable[[float], tuple[Tensor, Tensor]],
+    tokens_per_step: int,
+    clock: Clock,
 ) -> Trained:
     parameters = [p for p in module.parameters() if p.requires_grad]
     optimizer = _optimizer(parameters, schedule.learning_rate)
-    began = time.monotonic()
+    began = clock()
     step(schedule.copy_share)[0].backward()  # compiles outside the budget
     module.zero_grad(set_to_none=True)
-    log.info("%s: first step took %.1f s", type(module).__name__, time.monotonic() - began)
-    began = logged = time.monotonic()
+    log.info("%s: first step took %.1f s", type(module).__name__, clock() - began)
+    began = logged = clock()
     steps, average = 0, None
-    while (spent := (time.monotonic() - began) / schedule.seconds) < 1:
+    while (spent := (clock() - began) / schedule.seconds) < 1:
         _set_rate(optimizer, schedule, steps, spent)
         loss, figures = step(schedule.copy_share if spent >= schedule.copy_from else 0.0)
         loss.backward()
@@ -131,10 +143,10 @@ def _loop(
         steps += 1
         if steps % SYNC_EVERY == 0 and loss.is_cuda:
             torch.cuda.synchronize()  # launches run ahead of the GPU, and would make the clock lie
-        if time.monotonic() - logged > LOG_EVERY_SECONDS:
-            logged = time.monotonic()
+        if clock() - logged > LOG_EVERY_SECONDS:
+            logged = clock()
             log.info("step %d, %.0f %%, %s", steps, 100 * spent, [round(x, 3) for x in average.tolist()])
-    seconds = time.monotonic() - began
+    seconds = clock() - began
     curve = tuple(round(x, 4) for x in average.tolist()) if average is not None else ()
     count = sum(p.numel() for p in parameters)
     log.info("%s: %.2f M parameters, %d steps in %.0f s, %s", type(module).__name__, count / 1e6, steps, seconds, curve)
