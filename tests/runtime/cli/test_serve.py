@@ -1,4 +1,4 @@
-"""`serve` as a newcomer and as a pod run it: the real engine and the built-in pair. Restarts: `bench/test_restart.py`."""
+"""`serve` as a newcomer and as a pod run it: the real engine, the built-in pair. Restarts: `bench/test_restart.py`."""
 
 from __future__ import annotations
 
