@@ -57,8 +57,8 @@ class Usage:
 
     `cached_tokens` counts prompt tokens whose target KV was not computed, by the tier they were found in.
     `draft_absent_tokens` counts those of them whose draft half was missing and is masked.
-    `verify_steps` counts target passes after the prefill, each of which accepts proposals and adds one token of its own;
-    without speculation a verify step is a plain decode step. Accept length = completion_tokens / verify_steps.
+    `verify_steps` counts target passes after the prefill, each of which accepts proposals and adds one token of its
+    own; without speculation a verify step is a plain decode step. Accept length = completion_tokens / verify_steps.
     `verify_steps_first64` and `tokens_first64` are the same two counts up to the last verify step that began before
     the 64th new token, where a lost draft half shows most. `accepted_by_step` has one number per verify step: how
     many proposals the target accepted.

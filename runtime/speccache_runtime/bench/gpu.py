@@ -51,7 +51,7 @@ class GpuBench:
         for algorithm in ("EAGLE3", "None"):
             say(f"loading, algorithm {algorithm}")
             began = time.perf_counter()
-            driver = _Driver(self._config(algorithm))
+            driver = _Driver(self.config(algorithm))
             loaded = time.perf_counter() - began
             say("time to first token")
             ttft = self._ttft(driver) | {"load_s": loaded}
@@ -62,7 +62,8 @@ class GpuBench:
         tables["floor"] = floors(device)
         return tables
 
-    def _config(self, algorithm: str) -> EngineConfig:
+    def config(self, algorithm: str) -> EngineConfig:
+        """The engine that is measured: "EAGLE3" or "None"."""
         shape = self.shape
         pages = 3 * -(-self.prompt_tokens // PAGE_SIZE)
         page = PAGE_SIZE * shape.kv_heads * shape.head_dim * 2 * (2 if self.device == "cuda" else 4)
