@@ -133,10 +133,10 @@ class Elector:
 
     def _record(self, lease: Object | None, *, holder: str) -> Object:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        meta = {"name": self._ref.name, "namespace": self._ref.namespace}
+        meta: Mapping[str, Any] = {"name": self._ref.name, "namespace": self._ref.namespace}
         spec: dict[str, Any] = {}
         if lease is not None:
-            meta["resourceVersion"] = lease["metadata"]["resourceVersion"]
+            meta = lease["metadata"]  # whole: labels that others put there stay, and the version guards the write
             spec.update(lease.get("spec", {}))
         if spec.get("holderIdentity") != holder:
             spec["acquireTime"] = now

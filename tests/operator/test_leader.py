@@ -97,6 +97,16 @@ async def test_the_first_takes_a_lease_that_is_not_there(leases: Leases) -> None
     assert leases.stored["spec"]["leaseTransitions"] == 0
 
 
+async def test_a_lease_that_an_installer_made_keeps_its_labels(leases: Leases) -> None:
+    labels = {"app.kubernetes.io/managed-by": "Helm"}
+    leases.stored = {"metadata": {"name": "operator", "resourceVersion": "0", "labels": labels}}
+    elector = _elector(leases, "a")
+    await elector.acquire()
+    assert leases.holder == "a"
+    await elector.release()
+    assert leases.stored["metadata"]["labels"] == labels
+
+
 async def test_the_second_waits_for_as_long_as_the_first_renews(leases: Leases) -> None:
     first, second = _elector(leases, "a"), _elector(leases, "b")
     await first.acquire()

@@ -255,13 +255,13 @@ def launch(client: Api, kubectl_run: Any, rendered: Any, tmp_path_factory: pytes
     """Starts an operator: `launch(release, namespace, *chart values, server=URL)`.
 
     Namespace, RBAC, ServiceAccount and the process's environment are the chart's; only where the API server is and the
-    HTTP port are the test's.
+    HTTP port are the test's. The Lease is left out: an operator makes it when it is missing.
     """
 
     def run(release: str, namespace: str, *values: str, server: str = "") -> OperatorProcess:
         objects = rendered(release, namespace, f"watchNamespace={namespace}", "resyncSeconds=5", *values)
         deployment = next(obj for obj in objects if obj["kind"] == "Deployment")
-        rights = [obj for obj in objects if obj["kind"] not in ("Deployment", "Service")]
+        rights = [obj for obj in objects if obj["kind"] not in ("Deployment", "Service", "Lease")]
         done = kubectl_run("apply", "-f", "-", stdin=yaml.safe_dump_all(rights))
         assert done.returncode == 0, done.stderr
         account = deployment["spec"]["template"]["spec"]["serviceAccountName"]
@@ -350,7 +350,9 @@ def namespace(new_namespace: Callable[[], str]) -> str:
 
 
 def _make_namespace(client: Api, name: str) -> str:
-    client.http.post("/api/v1/namespaces", json={"metadata": {"name": name}}).raise_for_status()
+    """Pods that do not meet the restricted standard are refused in it."""
+    meta = {"name": name, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}}
+    client.http.post("/api/v1/namespaces", json={"metadata": meta}).raise_for_status()
     client.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default", "namespace": name}})
     return name
 
