@@ -227,6 +227,11 @@ class PairedCache:
         return bool(done) or stored or copied
 
     @property
+    def copying(self) -> bool:
+        """Whether pages are being copied. Unlike storage operations, copies do not call `wake` when they end."""
+        return bool(self._loads) or self._writeback.copying
+
+    @property
     def busy(self) -> bool:
         """Whether jobs or storage writes are under way."""
         return bool(self._loads) or self._writeback.busy or (self._prefetcher is not None and self._prefetcher.busy)

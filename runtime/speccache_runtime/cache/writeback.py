@@ -38,6 +38,11 @@ class Writeback:
         self._max_writing = max(64, arena.num_pages // 4)
 
     @property
+    def copying(self) -> bool:
+        """Whether a copy to the host is under way."""
+        return bool(self._jobs)
+
+    @property
     def busy(self) -> bool:
         """Whether a copy or a storage write is under way."""
         return bool(self._jobs) or self._writing > 0

@@ -99,6 +99,8 @@ class Engine:
         """Ends every request with `error`; the engine cannot be used afterwards."""
         for seq in list(self._sequences.values()):
             del self._sequences[seq.request.request_id]
+            if seq.finish is not None:
+                continue  # answered in the step that failed
             self._metrics.requests.labels(finish=Finish.ERROR).inc()
             self._emit(Output(seq.request.request_id, (), Finish.ERROR, seq.usage(), error))
 

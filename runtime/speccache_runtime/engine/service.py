@@ -26,7 +26,7 @@ _IDLE_WAIT_S = 0.5
 """Longest sleep of the idle engine thread; it is woken earlier by requests and finished transfers."""
 
 _STALL_WAIT_S = 0.001
-"""Pause when requests exist but none can be computed (waiting for a transfer without a wake-up of its own)."""
+"""Pause while pages are copied and nothing can be computed: copies wake nobody when they end."""
 
 _ABORT_WAIT_S = 5.0
 """How long a drain waits for aborted requests to end: one step, however long a step is."""
@@ -49,7 +49,7 @@ class EngineService:
         self._metrics = Metrics(registry)
         self._wakeup = threading.Condition()
         self._inbox: list[Request | str] = []
-        self._callbacks: dict[str, Callable[[Output], None]] = {}
+        self._clients: dict[str, tuple[Request, Callable[[Output], None]]] = {}
         self._pending = False
         self._draining = False
         self._flush = False
@@ -72,7 +72,7 @@ class EngineService:
     @property
     def ready(self) -> bool:
         """Whether requests are taken."""
-        return self._thread is not None and not self._draining and self.failed is None
+        return self._thread is not None and self.failed is None and not (self._draining or self._stopping)
 
     @property
     def limits(self) -> Limits:
@@ -84,19 +84,20 @@ class EngineService:
         """Takes no more requests, finishes the running ones, and writes to storage what it lacks.
 
         Requests still running after `request_timeout` seconds are aborted; pages not written after `flush_timeout`
-        seconds are given up, and logged. Blocks.
+        seconds are given up, and logged. Blocks; returns at once when the engine does not run.
         """
         with self._wakeup:
             self._draining = True
-            self._quiet.clear()
-            self._wakeup.notify()
+            self._notify()
+        if self._thread is None:
+            return
         if not self._quiet.wait(request_timeout):
             left = self._abort_all()
             logger.warning("drain: requests aborted after timeout", extra={"requests": left})
             self._quiet.wait(_ABORT_WAIT_S)
         with self._wakeup:
             self._flush = True
-            self._wakeup.notify()
+            self._notify()
         if not self._flushed.wait(flush_timeout):
             logger.warning("drain: pages not written to storage in time", extra={"timeout_seconds": flush_timeout})
 
@@ -104,7 +105,7 @@ class EngineService:
         """Ends the engine thread and frees the tiers. Requests that still run get an error."""
         with self._wakeup:
             self._stopping = True
-            self._wakeup.notify()
+            self._notify()
         if self._thread is not None:
             self._thread.join()
 
@@ -113,23 +114,26 @@ class EngineService:
     def submit(self, request: Request, on_output: Callable[[Output], None]) -> None:
         """Queues a request; `on_output` is called on the engine thread, the last time with `finish` set.
 
-        Raises BadRequest (too long, unknown token), Overloaded or Draining.
+        A callback that raises ends its own request. Raises BadRequest (too long, unknown token), Overloaded or
+        Draining, and ValueError for the id of a request that has not ended.
         """
         self._check(request)
         with self._wakeup:
             if self.failed is not None or self._draining or self._stopping:
                 raise Draining(self.failed or "this replica is shutting down; ask another one", retry_after=1)
-            if len(self._callbacks) >= self.config.max_running + self.config.max_waiting:
-                raise Overloaded(f"{len(self._callbacks)} requests are running or waiting", retry_after=5)
-            self._callbacks[request.request_id] = on_output
+            if request.request_id in self._clients:
+                raise ValueError(f"request id {request.request_id} is in use")
+            if len(self._clients) >= self.config.max_running + self.config.max_waiting:
+                raise Overloaded(f"{len(self._clients)} requests are running or waiting", retry_after=5)
+            self._clients[request.request_id] = (request, on_output)
             self._inbox.append(request)
-            self._wakeup.notify()
+            self._notify()
 
     def abort(self, request_id: str) -> None:
         """Ends a request early; its callback gets an output with finish `abort`. Unknown ids are ignored."""
         with self._wakeup:
             self._inbox.append(request_id)
-            self._wakeup.notify()
+            self._notify()
 
     def _check(self, request: Request) -> None:
         limits = self.limits
@@ -145,24 +149,33 @@ class EngineService:
 
     def _abort_all(self) -> int:
         with self._wakeup:
-            self._inbox += list(self._callbacks)
-            self._wakeup.notify()
-            return len(self._callbacks)
+            self._inbox += list(self._clients)
+            self._notify()
+            return len(self._clients)
+
+    def _notify(self) -> None:
+        """Makes the engine thread look again, also when it is just about to sleep. With the lock held."""
+        self._pending = True
+        self._wakeup.notify()
 
     # ---- engine thread
 
     def _wake(self) -> None:
         with self._wakeup:
-            self._pending = True
-            self._wakeup.notify()
+            self._notify()
 
     def _emit(self, output: Output) -> None:
-        if output.finish is None:
-            self._callbacks[output.request_id](output)
-        else:
-            with self._wakeup:
-                callback = self._callbacks.pop(output.request_id)
+        with self._wakeup:
+            if output.finish is None:
+                _, callback = self._clients[output.request_id]
+            else:
+                _, callback = self._clients.pop(output.request_id)
+        try:
             callback(output)
+        except Exception:
+            # One client's trouble must not end the others' requests.
+            logger.exception("a request's callback failed", extra={"request_id": output.request_id})
+            self.abort(output.request_id)
 
     def _run(self) -> None:
         assert self._built is not None
@@ -177,11 +190,20 @@ class EngineService:
         except Exception as error:
             logger.exception("engine failed")
             self.failed = f"engine failed: {type(error).__name__}: {error}"
-        engine.fail_all(self.failed or "the engine was stopped")
-        self._fail_inbox()
+        self._answer_all(self.failed or "the engine was stopped")
         self._quiet.set()
         self._flushed.set()
         engine.cache.close()
+
+    def _answer_all(self, error: str) -> None:
+        """Ends every request: those that the engine has with what they cost, then those that it never got to see."""
+        assert self._built is not None
+        with self._wakeup:
+            self._stopping = True
+            self._inbox = []
+        self._built.engine.fail_all(error)
+        for request, _ in list(self._clients.values()):
+            self._emit(Output(request.request_id, (), Finish.ERROR, Usage(len(request.prompt), 0), error))
 
     def _take_inbox(self) -> None:
         assert self._built is not None
@@ -211,16 +233,4 @@ class EngineService:
             return
         with self._wakeup:
             if not (self._inbox or self._pending or self._stopping):
-                self._wakeup.wait(_STALL_WAIT_S if engine.cache.busy else _IDLE_WAIT_S)
-
-    def _fail_inbox(self) -> None:
-        """Answers requests that arrived while the engine was going down."""
-        with self._wakeup:
-            self._stopping = True
-            left = [item for item in self._inbox if isinstance(item, Request)]
-            self._inbox = []
-        for request in left:
-            callback = self._callbacks.pop(request.request_id, None)
-            if callback is not None:
-                usage = Usage(len(request.prompt), 0)
-                callback(Output(request.request_id, (), Finish.ERROR, usage, self.failed or "the engine was stopped"))
+                self._wakeup.wait(_STALL_WAIT_S if engine.cache.copying else _IDLE_WAIT_S)
