@@ -8,6 +8,10 @@ import os
 
 from hypothesis import settings
 
+# As the server does, and before anything imports torch: idle compute threads sleep instead of spinning, which on a busy
+# machine makes every small operation wait for a core.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 _EXAMPLES = os.environ.get("SPECCACHE_HYPOTHESIS_EXAMPLES")
 
 settings.register_profile("checked", max_examples=30, deadline=None, derandomize=True, print_blob=True)
