@@ -12,8 +12,9 @@ export UV_PYTHON_DOWNLOADS := never
 
 RUN := uv run --no-sync
 CLUSTER_TOOL := $(RUN) python tests/cluster/cluster.py
+TEST_TYPES := MYPYPATH=tests/cluster:tests/e2e:crds:operator:runtime $(RUN) mypy --explicit-package-bases tests/conftest.py
 WITHOUT_CLUSTER := --ignore=tests/e2e --ignore=tests/gpu
-OWN_CLUSTER := $(if $(filter existing,$(CLUSTER)),,images cluster)
+OWN_CLUSTER := $(if $(filter existing,$(CLUSTER)),,build cluster)
 
 # $(call phase,NAME,COMMAND): says what begins, and how long it took.
 define phase
@@ -22,7 +23,7 @@ printf '=== %s: %d s\n' '$(1)' $$((SECONDS - begun))
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup programs images cluster cluster-down lint check gpu test demo demo-down clean
+.PHONY: help setup programs images build cluster cluster-down lint check gpu test demo demo-down clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 16
@@ -37,6 +38,9 @@ programs: setup ## build etcd, the Kubernetes programs and helm from Go modules,
 images: setup ## build the operator's and the runtime's image; load them when the cluster is up
 	@$(CLUSTER_TOOL) images
 
+build: setup ## programs and images at the same time: one waits for the processor, the other for the disk
+	@$(MAKE) --no-print-directory --jobs=2 programs images
+
 cluster: setup ## start a real one-node cluster; prints how to reach it
 	@$(CLUSTER_TOOL) up
 
@@ -46,7 +50,8 @@ cluster-down: ## stop the cluster and leave nothing of it behind
 lint: setup ## formatting, ruff, strict types, import contracts
 	$(call phase,format,$(RUN) ruff format --check .)
 	$(call phase,ruff,$(RUN) ruff check .)
-	$(call phase,types,$(RUN) mypy && cd tests/cluster && $(RUN) mypy --strict --config-file= *.py)
+	$(call phase,types,$(RUN) mypy)
+	$(call phase,types of test tools,$(TEST_TYPES) tests/e2e/stage tests/e2e/demo.py && $(TEST_TYPES) tests/cluster/*.py)
 	$(call phase,import contracts,$(RUN) lint-imports --no-logo)
 
 check: lint ## lint and every test that needs no node

@@ -43,8 +43,8 @@ def _pids() -> Iterator[int]:
 
 
 def _hierarchies() -> list[Path]:
-    """One folder in version 2 of control groups, one for each controller in version 1."""
+    """One folder in version 2 of control groups; in version 1 one for each controller and often one of version 2."""
     if (_MOUNT / "cgroup.controllers").exists():
         return [_MOUNT]
     folders = [folder for folder in _MOUNT.iterdir() if not folder.is_symlink()]
-    return [folder for folder in folders if (folder / "tasks").exists()]
+    return [folder for folder in folders if (folder / "cgroup.procs").exists()]

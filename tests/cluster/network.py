@@ -49,7 +49,9 @@ def check() -> None:
 
 
 def remove() -> None:
-    """Takes away all that `fence` and the pods' bridge added; what is gone already is no error."""
+    """Takes away all that `fence`, the pods' bridge and kube-proxy added; what is gone already is no error."""
+    for family in ("ip", "ip6"):
+        subprocess.run(["nft", "delete", "table", family, "kube-proxy"], capture_output=True)
     for priority in (_LOCAL_ROUTES_RULE, _NOTHING_ELSE_RULE):
         _run("rule", "delete", "pref", str(priority))
     _run("route", "delete", "unreachable", POD_RANGE)

@@ -45,7 +45,9 @@ def start(processes: Processes, node_memory: int | None) -> None:
     processes.wait("containerd", lambda: ctr("version").returncode == 0, seconds=60)
     put_pause_image()
     _configure(processes, "kubelet", RUN / "kubelet.json", json.dumps(_kubelet_configuration(node_memory)))
-    processes.start("kubelet", _kubelet_command())
+    # Without iptables on its path the kubelet leaves out some chains that only other proxies read, and that it never
+    # takes away again.
+    processes.start("kubelet", _kubelet_command(), {"PATH": "/usr/bin:/bin"})
     _configure(processes, "proxy", RUN / "proxy.json", json.dumps(_proxy_configuration()))
     processes.start("proxy", [str(binaries.PROXY.path), f"--config={RUN}/proxy.json"])
 

@@ -8,7 +8,7 @@ cache=${SPECCACHE_CACHE:-$HOME/.cache/speccache}
 packages=(
   python3 python3-venv ca-certificates                       # to install everything else
   containerd runc containernetworking-plugins mount          # the node
-  iproute2 nftables iptables openssl                         # its network and credentials
+  iproute2 nftables openssl                                  # its network and credentials
   buildah skopeo mmdebstrap                                  # the images
 )
 

@@ -10,14 +10,13 @@ import signal
 import subprocess
 from pathlib import Path
 
-import binaries
 import cgroup
 import control_plane
 import network
 from containerd import SOCKET, ctr
 from node import CREDENTIALS, IMAGE_STORE, NETWORK
 from process import Processes, until
-from settings import RUN, environment
+from settings import RUN
 
 CLOSING = RUN / "closing"
 """Exists from the first step on: a start that finds it finishes the interrupted stop before."""
@@ -34,7 +33,7 @@ def down() -> None:
     if all(processes.alive(name) for name in ("apiserver", "etcd", "kubelet", "containerd")):
         _delete_pods()
     processes.stop("kubelet")
-    _stop_proxy(processes)
+    processes.stop("proxy")
     processes.stop("apiserver", grace=0)
     processes.stop("etcd", grace=0)
     if processes.alive("containerd"):
@@ -53,12 +52,6 @@ def _delete_pods() -> None:
         CREDENTIALS, "delete", "pods", "--all", "--all-namespaces", "--grace-period=1", "--wait=false"
     )
     until(lambda: not ctr("tasks", "list", "--quiet").stdout.strip(), seconds=30.0, pause=0.2)
-
-
-def _stop_proxy(processes: Processes) -> None:
-    processes.stop("proxy")
-    if binaries.PROXY.path.exists():
-        subprocess.run([str(binaries.PROXY.path), "--cleanup"], capture_output=True, env=environment())
 
 
 def _delete_containers() -> None:
