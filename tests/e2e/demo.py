@@ -9,6 +9,7 @@ import argparse
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 import yaml
 from stage import reach, release, serving
@@ -102,7 +103,7 @@ def main() -> int:
     return code
 
 
-def _told(work) -> int:
+def _told(work: Callable[[], None]) -> int:
     try:
         work()
     except (StageError, SpecCacheError) as error:
