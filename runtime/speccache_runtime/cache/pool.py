@@ -87,6 +87,7 @@ class HostArena:
     def close(self) -> None:
         """Unlocks the memory; the arena must not be used afterwards."""
         if self._pinned:
+            torch.cuda.synchronize()  # copies under way still use it
             torch.cuda.cudart().cudaHostUnregister(self.rows.data_ptr())
             self._pinned = False
 

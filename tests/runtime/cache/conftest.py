@@ -213,6 +213,9 @@ class Rig:
             return False
         keys = KeyChain(PAGE)
         keys.extend(visit.tokens, upto // PAGE)
+        for layer in range(TARGET_SHAPE.layers):
+            self.cache.wait_target_layer(layer)
+        self.cache.wait_draft()
         for page in range(visit.hit.tokens // PAGE, upto // PAGE):
             if visit.lease.entries[page] is None:
                 put_page(self.target, visit.lease.pages[page], keys.keys[page], "target")

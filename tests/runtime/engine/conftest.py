@@ -7,6 +7,7 @@ HTTP (server/), single parts (their own folders).
 import hashlib
 import itertools
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -34,7 +35,8 @@ from speccache_runtime.model.draft import Eagle3Head, load_eagle3
 from speccache_runtime.model.target import Target, load_target
 from speccache_runtime.speculative.proposer import Eagle3Proposer
 
-CPU = torch.device("cpu")
+DEVICE = torch.device(os.environ.get("SPECCACHE_TEST_DEVICE", "cpu"))
+"""Where the engines of these tests compute, always in float32. On a GPU: SPECCACHE_TEST_DEVICE=cuda."""
 PATIENCE_S = 60.0
 VOCAB, DRAFT_VOCAB, HIDDEN, HEADS, HEAD_DIM, LAYERS = 48, 44, 32, 4, 8, 3
 NEAR_TIE = 1e-4
@@ -133,9 +135,10 @@ class Pair:
 
     def __init__(self, target_path: Path, draft_path: Path, aux: tuple[int, ...]) -> None:
         self.target_path, self.draft_path = target_path, draft_path
-        self.target: Target = load_target(target_path, device=CPU, dtype=torch.float32, aux_layers=aux)
-        self.head: Eagle3Head = load_eagle3(draft_path, self.target, device=CPU, dtype=torch.float32)
+        self.target: Target = load_target(target_path, device=DEVICE, dtype=torch.float32, aux_layers=aux)
+        self.head: Eagle3Head = load_eagle3(draft_path, self.target, device=DEVICE, dtype=torch.float32)
         self._plain = LlamaForCausalLM.from_pretrained(target_path, dtype=torch.float32, attn_implementation="eager")
+        self._plain.to(DEVICE)
         self._said: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     def greedy(self, prompt: Sequence[int], new: int) -> tuple[int, ...]:
@@ -143,7 +146,7 @@ class Pair:
         said = list(self._said.get(tuple(prompt), ()))
         with torch.inference_mode():
             while len(said) < new:
-                logits = self._plain(torch.tensor([[*prompt, *said]]), use_cache=False).logits[0, -1]
+                logits = self._plain(torch.tensor([[*prompt, *said]], device=DEVICE), use_cache=False).logits[0, -1]
                 best = logits.topk(2).values
                 assert best[0] - best[1] > NEAR_TIE, (
                     "two tokens are so close that rounding decides; take another prompt"
@@ -177,11 +180,11 @@ class Life:
         self.outputs: dict[str, list[Output]] = {}
         self.woken = threading.Event()
         shapes = [_shape(facts, page_size) for facts in (pair.target.facts, pair.head.facts)]
-        pool = KVPool(shapes[0], device_pages, CPU)
+        pool = KVPool(shapes[0], device_pages, DEVICE)
         self.cache = PairedCache(pool, host_pages=host_pages, answer=answer, metrics=self.metrics)
         proposer = None
         if steps:
-            draft_pool = KVPool(shapes[1], device_pages, CPU)
+            draft_pool = KVPool(shapes[1], device_pages, DEVICE)
             self.cache.register_draft(draft_pool, lookahead=1)
             proposer = Eagle3Proposer(pair.head, draft_pool, self.cache.wait_draft)
         if folder is not None:
