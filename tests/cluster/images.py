@@ -51,15 +51,12 @@ _BOOTSTRAP = [
 def build(say: Say) -> None:
     """Brings both images up to date, and into the cluster when one is up."""
     base = _base_image(say)
-    for target in TARGETS:
-        inputs, stamp = _inputs_digest(base), _LAYOUT / f"{target}.inputs"
-        if stamp.exists() and stamp.read_text() == f"{inputs} {image(target)}" and _built(image(target)):
-            say(f"{image(target)} is up to date")
-            continue
-        say(f"building {image(target)}")
-        _build_target(target, base)
-        _LAYOUT.mkdir(parents=True, exist_ok=True)
-        stamp.write_text(f"{inputs} {image(target)}")
+    inputs, stamp = _inputs_digest(base), _LAYOUT / "inputs"
+    if stamp.exists() and stamp.read_text() == inputs and all(_built(image(target)) for target in TARGETS):
+        say("the images are up to date")
+    else:
+        _build_targets(base, say)
+        stamp.write_text(inputs)
     if Processes(RUN).alive("containerd"):
         load(say)
 
@@ -103,6 +100,17 @@ def _base_image(say: Say) -> str:
         _buildah("config", f"--env=PATH={path}", "--cmd=python3", container)
         _buildah("commit", "--quiet", "--rm", container, name)
     return name
+
+
+def _build_targets(base: str, say: Say) -> None:
+    """Builds all targets, then drops what was built on the way: only what has a name can serve the next build."""
+    shutil.rmtree(CACHE / "tmp", ignore_errors=True)  # of builds that were killed; they were gigabytes
+    _buildah("rm", "--all")
+    for target in ("lock", *TARGETS):  # the first has a name for its layers' sake: it changes with dependencies only
+        say(f"building {image(target)}")
+        _build_target(target, base)
+    _buildah("rmi", "--prune")
+    _LAYOUT.mkdir(parents=True, exist_ok=True)
 
 
 def _build_target(target: str, base: str) -> None:
@@ -151,8 +159,8 @@ def _uv_cache() -> str:
 
 
 def _inputs_digest(base: str) -> str:
-    """Digest of everything that an image is made of; equal means that a build would change nothing."""
-    digest = hashlib.sha256(base.encode())
+    """Digest of everything that the images are made of; equal means that a build would change nothing."""
+    digest = hashlib.sha256(" ".join([base, *map(image, TARGETS)]).encode())
     for name in _INPUTS:
         root = REPOSITORY / name
         for file in [root] if root.is_file() else sorted(root.rglob("*")):

@@ -4,7 +4,6 @@ A pid alone may have been given to a stranger since; the file therefore also hol
 only a process with both is ours. Nothing is ever found or stopped by its name.
 """
 
-import json
 import os
 import signal
 import subprocess
@@ -13,6 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from settings import environment
+
+# The child notes itself and then becomes the program: whenever we are killed, no program runs that is not noted.
+_NOTE_AND_RUN = """
+echo "$$ $(cut --delimiter=' ' --fields=22 /proc/$$/stat)" >"$0.part" && mv "$0.part" "$0" && exec "$@"
+"""
 
 
 class StartError(Exception):
@@ -32,27 +36,26 @@ class Processes:
         """Starts `command` in a session of its own unless `name` runs already; its output goes to `logs/NAME.log`."""
         if self.alive(name):
             return
+        file = self.pids / name
+        file.unlink(missing_ok=True)
         with (self.logs / f"{name}.log").open("ab") as log:
             child = subprocess.Popen(
-                command,
+                ["sh", "-c", _NOTE_AND_RUN, str(file), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env={**environment(), **(variables or {})},
                 start_new_session=True,
             )
-        unfinished = self.pids / f"{name}.part"
-        unfinished.write_text(json.dumps({"pid": child.pid, "started": start_time(child.pid)}))
-        unfinished.rename(self.pids / name)
+        until(lambda: file.exists() or child.poll() is not None, seconds=10.0, pause=0.005)
 
     def pid(self, name: str) -> int | None:
         """Pid of the running program, None when it does not run (any more)."""
         file = self.pids / name
         if not file.exists():
             return None
-        known = json.loads(file.read_text())
-        pid: int = known["pid"]
-        return pid if known["started"] is not None and start_time(pid) == known["started"] else None
+        pid, started = (int(word) for word in file.read_text().split())
+        return pid if start_time(pid) == started else None
 
     def alive(self, name: str) -> bool:
         return self.pid(name) is not None
