@@ -6,6 +6,7 @@ plain paths over the client's transport. Watching is kopf's part (handlers.py); 
 
 import asyncio
 import json
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,9 +20,11 @@ from kubernetes.aio.client import ApiClient, Configuration
 from speccache_api import names
 from speccache_operator.errors import ApiError, Conflict, NotFound, Refused, SettingsError, Unavailable
 from speccache_operator.kinds import Kind, Object, Ref, kind_of
+from speccache_operator.logs import fields
 
 SERVICE_ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _PAGE = 500
+logger = logging.getLogger(__name__)
 _RETRIABLE = (401, 408, 429, 500, 502, 503, 504)
 _REFUSED = (400, 403, 405, 413, 422)
 _NETWORK = (aiohttp.ClientError, TimeoutError, OSError)
@@ -199,7 +202,8 @@ async def wait_until_served(cluster: Cluster, kind: Kind, namespace: str | None,
     while True:
         try:
             await cluster.list(kind, namespace)
-        except (NotFound, Unavailable):
+        except (NotFound, Unavailable) as error:
+            logger.warning("waiting for the API server to serve our kind", extra=fields(error=str(error)))
             await asyncio.sleep(pause)
         else:
             return

@@ -30,7 +30,8 @@ __all__ = [
     "Condition",
     "Reason",
     "Status",
-    "shorten",
+    "head",
+    "tail",
 ]
 
 Status = Literal["True", "False", "Unknown"]
@@ -111,9 +112,13 @@ class Condition:
         return self.status == "True"
 
 
-def shorten(text: str, most: int = _MOST) -> str:
-    """`text` with surrounding blanks removed and, when longer than `most` characters, its beginning cut: ends of logs
-    say more.
-    """
+def head(text: str, most: int = _MOST) -> str:
+    """`text` without surrounding blanks, and without its end when it is longer than `most` characters."""
+    text = text.strip()
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def tail(text: str, most: int = _MOST) -> str:
+    """`text` without surrounding blanks, and without its beginning when it is too long: ends of logs say more."""
     text = text.strip()
     return text if len(text) <= most else "…" + text[1 - most :]

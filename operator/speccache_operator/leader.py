@@ -87,9 +87,11 @@ class Elector:
         """Give the Lease back, so that a successor need not wait for it to run out. Tries once, raises nothing."""
         if self._held is None:
             return
-        lease, self._held = self._held, None
         try:
-            await self._cluster.replace(self._record(lease, holder=""))
+            # Read anew: the renewal that the end has cancelled may have been done all the same.
+            lease, self._held = await self._cluster.get(self._ref), None
+            if lease is not None and lease.get("spec", {}).get("holderIdentity") == self._identity:
+                await self._cluster.replace(self._record(lease, holder=""))
         except ClusterError as error:
             logger.warning("cannot release the lease", extra=fields(error=str(error)))
 

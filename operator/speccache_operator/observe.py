@@ -5,6 +5,7 @@ They are no snapshot of many objects, though: what follows from something else i
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from speccache_api import names
 from speccache_api.quantity import parse_bytes
 from speccache_api.resource import SpecCacheDeployment
 from speccache_operator.cluster import Cluster
+from speccache_operator.errors import Refused
 from speccache_operator.kinds import (
     CLAIM,
     CONFIG_MAP,
@@ -26,10 +28,12 @@ from speccache_operator.kinds import (
     Object,
     Ref,
 )
+from speccache_operator.logs import fields
 from speccache_operator.models import model_mounts
 from speccache_operator.observed import NodeCapacity, Observed
 
 NODES_SECONDS = 30.0
+logger = logging.getLogger(__name__)
 
 
 class Nodes:
@@ -39,17 +43,26 @@ class Nodes:
         self._cluster = cluster
         self._clock = clock
         self._read_at = float("-inf")
-        self._known: tuple[NodeCapacity, ...] = ()
+        self._known: tuple[NodeCapacity, ...] | None = None
         self._lock = asyncio.Lock()
 
-    async def capacities(self) -> tuple[NodeCapacity, ...]:
-        """What each node offers to pods. Raises ClusterError as the cluster does."""
+    async def capacities(self) -> tuple[NodeCapacity, ...] | None:
+        """What each node offers to pods; None without the right to see nodes, which is no reason to serve nothing.
+
+        Raises Unavailable as the cluster does.
+        """
         async with self._lock:
             if self._clock() - self._read_at >= NODES_SECONDS:
-                listed = await self._cluster.list(NODE, None)
-                self._known = tuple(node_capacity(node) for node in listed)
+                self._known = await self._read()
                 self._read_at = self._clock()
             return self._known
+
+    async def _read(self) -> tuple[NodeCapacity, ...] | None:
+        try:
+            return tuple(node_capacity(node) for node in await self._cluster.list(NODE, None))
+        except Refused as error:
+            logger.warning("memory is not compared with nodes; set checkNodes to false", extra=fields(error=str(error)))
+            return None
 
 
 def node_capacity(node: Object) -> NodeCapacity:

@@ -38,7 +38,7 @@ from speccache_operator.conditions import (
     STORAGE_READY,
     Condition,
     Reason,
-    shorten,
+    head,
 )
 from speccache_operator.context import BuildContext, RuntimeImage, Sized
 from speccache_operator.drift import drifted, replanned, stamped
@@ -113,7 +113,7 @@ def stateful_set_ref(key: Key) -> Ref:
 
 
 def _invalid(error: InvalidResource, live: Object | None) -> Plan:
-    config = Condition(CONFIG_VALID, "False", Reason.INVALID_RESOURCE, shorten(str(error).replace("\n", "; ")))
+    config = Condition(CONFIG_VALID, "False", Reason.INVALID_RESOURCE, head(str(error).replace("\n", "; ")))
     conditions = [config]
     for kind in (MODEL_INSPECTED, MEMORY_SIZED, STORAGE_READY):
         conditions.append(Condition(kind, "Unknown", Reason.NOT_CHECKED, "the resource is not valid"))

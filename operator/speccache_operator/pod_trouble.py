@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from speccache_operator.conditions import Reason, shorten
+from speccache_operator.conditions import Reason, head, tail
 from speccache_operator.kinds import Object
 
 _PULL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
@@ -48,7 +48,7 @@ def pod_trouble(pod: Object) -> Trouble | None:
             return trouble
     if status.get("phase") == "Failed":
         detail = ": ".join(part for part in (status.get("reason"), status.get("message")) if part)
-        return Trouble(Reason.POD_FAILED, f"pod {name} failed: {shorten(detail, _MOST_DETAIL) or 'no cause given'}")
+        return Trouble(Reason.POD_FAILED, f"pod {name} failed: {head(detail, _MOST_DETAIL) or 'no cause given'}")
     return _scheduling_trouble(name, status)
 
 
@@ -76,14 +76,14 @@ def _container_trouble(pod: str, container: Mapping[str, Any]) -> Trouble | None
     state = container.get("state", {})
     waiting = state.get("waiting", {}).get("reason", "")
     if waiting in _PULL:
-        detail = shorten(state["waiting"].get("message", ""), _MOST_DETAIL)
+        detail = head(state["waiting"].get("message", ""), _MOST_DETAIL)
         return Trouble(
             Reason.IMAGE_PULL_FAILED,
             f"pod {pod} cannot pull image {container.get('image')} ({waiting}): {detail}; check the operator's"
             " runtime.image and its pull secrets",
         )
     if waiting in _CONFIG:
-        detail = shorten(state["waiting"].get("message", ""), _MOST_DETAIL)
+        detail = head(state["waiting"].get("message", ""), _MOST_DETAIL)
         return Trouble(Reason.CONTAINER_CONFIG_ERROR, f"pod {pod} cannot make its container ({waiting}): {detail}")
     return _end_trouble(pod, _last_end(container))
 
@@ -93,7 +93,7 @@ def _end_trouble(pod: str, ended: Mapping[str, Any] | None) -> Trouble | None:
         return None
     if ended.get("reason") == "OOMKilled":
         return Trouble(Reason.OOM_KILLED, f"pod {pod} was killed for using more memory than its limit")
-    said = shorten(ended.get("message", ""), _MOST_DETAIL)
+    said = tail(ended.get("message", ""), _MOST_DETAIL)
     how = f"exit code {ended.get('exitCode')}"
     return Trouble(Reason.CRASH_LOOPING, f"the runtime in pod {pod} ended with {how}: {said or 'it said nothing'}")
 
@@ -112,6 +112,6 @@ def _scheduling_trouble(pod: str, status: Mapping[str, Any]) -> Trouble | None:
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             if condition.get("reason") == "SchedulingGated":
                 return None
-            detail = shorten(condition.get("message", ""), _MOST_DETAIL)
+            detail = head(condition.get("message", ""), _MOST_DETAIL)
             return Trouble(Reason.UNSCHEDULABLE, f"no node takes pod {pod}: {detail}")
     return None

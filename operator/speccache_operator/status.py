@@ -6,7 +6,7 @@ from typing import Any
 
 from speccache_operator.apply import Refusal
 from speccache_operator.cluster import Cluster
-from speccache_operator.conditions import PROGRESSING, READY, STORAGE_READY, Condition, Reason, shorten
+from speccache_operator.conditions import PROGRESSING, READY, STORAGE_READY, Condition, Reason, head
 from speccache_operator.kinds import CLAIM, RESOURCE, Object
 
 
@@ -14,7 +14,7 @@ def with_refusal(conditions: Sequence[Condition], refusal: Refusal | None) -> tu
     """The plan's conditions after the API server refused one of its objects."""
     if refusal is None:
         return tuple(conditions)
-    text = f"the API server refuses {refusal.ref}: {shorten(refusal.message)}"
+    text = f"the API server refuses {refusal.ref}: {head(refusal.message)}"
     changed = {
         PROGRESSING: Condition(PROGRESSING, "False", Reason.APPLY_REFUSED, text),
         READY: Condition(READY, "False", Reason.APPLY_REFUSED, text),

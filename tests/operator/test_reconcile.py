@@ -10,8 +10,9 @@ import pytest
 
 from speccache_operator.context import RuntimeImage
 from speccache_operator.errors import Conflict, Refused, Unavailable
-from speccache_operator.kinds import CLAIM, POD, RESOURCE, STATEFUL_SET, Key, Kind, Object, Ref
+from speccache_operator.kinds import CLAIM, NODE, POD, RESOURCE, STATEFUL_SET, Key, Kind, Object, Ref
 from speccache_operator.metrics import Metrics
+from speccache_operator.observe import NODES_SECONDS, Nodes
 from speccache_operator.reconcile import Reconciler
 
 KEY = Key("demo", "chat")
@@ -214,3 +215,34 @@ async def test_pods_are_read_after_their_owners(raw: Any) -> None:
     memory = Ordered(raw())
     await _reconciler(memory).reconcile(KEY)
     assert order.index(POD.name) > order.index("Job")
+
+
+async def test_without_the_right_to_see_nodes_memory_is_not_compared(raw: Any) -> None:
+    class NoNodes(Memory):
+        async def list(self, kind: Kind, namespace: str | None, labels: Any = None) -> list[Object]:
+            if kind is NODE:
+                raise Refused(403, "forbidden", "GET")
+            return await super().list(kind, namespace, labels)
+
+    memory = NoNodes(raw())
+    await _reconciler(memory).reconcile(KEY)
+    assert Ref(STATEFUL_SET, "demo", "chat") in memory.objects
+
+
+async def test_nodes_are_read_once_for_many_passes() -> None:
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}, "status": {"allocatable": {}}}
+    amounts = [("16303428Ki", "8"), ("8Gi", "x"), ("lots", "0")]
+    many = [copy.deepcopy(node) for _ in amounts]
+    for number, (memory, gpus) in enumerate(amounts):
+        many[number]["metadata"]["name"] = f"n{number}"
+        many[number]["status"]["allocatable"] = {"memory": memory, "nvidia.com/gpu": gpus}
+    cluster: Any = Memory(*many)
+    clock = [0.0]
+    nodes = Nodes(cluster, lambda: clock[0])
+    first = await nodes.capacities()
+    assert [(n.memory, n.gpus) for n in first or ()] == [(16303428 * 1024, 8), (8 * 2**30, 0), (0, 0)]
+    await nodes.capacities()
+    assert cluster.requests == 1
+    clock[0] = NODES_SECONDS
+    await nodes.capacities()
+    assert cluster.requests == 2

@@ -126,11 +126,13 @@ def test_main_names_an_unusable_kubeconfig(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "missing"))
-    before = logging.getLogger().handlers[:]
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
     try:
         assert __main__.main(["run", "--runtime-image=i", "--namespace=n", "--http-port=0"]) == 2
     finally:
-        logging.getLogger().handlers[:] = before
+        root.handlers[:] = before
+        root.setLevel(level)
     assert "KUBECONFIG" in capsys.readouterr().err.splitlines()[-1]
 
 

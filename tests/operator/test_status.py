@@ -8,7 +8,7 @@ import pytest
 
 from speccache_operator import events, status
 from speccache_operator.apply import Refusal, Write
-from speccache_operator.conditions import Condition, Reason, shorten
+from speccache_operator.conditions import Condition, Reason, head, tail
 from speccache_operator.kinds import CLAIM, STATEFUL_SET, Ref
 from speccache_operator.plan import Cause
 
@@ -141,6 +141,7 @@ def test_an_event_is_about_the_resource(raw: Any, now: Any) -> None:
     assert one["metadata"]["name"] != two["metadata"]["name"]
 
 
-def test_shorten_keeps_the_end() -> None:
-    assert shorten("  abc \n") == "abc"
-    assert shorten("abcdef", 4) == "…def"
+def test_long_texts_lose_their_end_or_their_beginning() -> None:
+    assert head("  abc \n") == tail("  abc \n") == "abc"
+    assert head("abcdef", 4) == "abc…"
+    assert tail("abcdef", 4) == "…def"

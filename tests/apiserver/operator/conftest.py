@@ -265,6 +265,7 @@ def launch(client: Api, kubectl_run: Any, rendered: Any, tmp_path_factory: pytes
         done = kubectl_run("apply", "-f", "-", stdin=yaml.safe_dump_all(rights))
         assert done.returncode == 0, done.stderr
         account = deployment["spec"]["template"]["spec"]["serviceAccountName"]
+        _until_in_force(kubectl_run, namespace, account, nodes="checkNodes=false" not in values)
         token = kubectl_run("-n", namespace, "create", "token", account).stdout.strip()
         assert token
         config = tmp_path_factory.mktemp(release) / "kubeconfig"
@@ -286,6 +287,14 @@ def start(launch: Start) -> Iterator[Start]:
     yield run
     for operator in running:
         operator.kill()
+
+
+def _until_in_force(kubectl_run: Any, namespace: str, account: str, *, nodes: bool) -> None:
+    """The API server's authorizer learns of new rights with a delay; a person's operator would only retry."""
+    user = f"--as=system:serviceaccount:{namespace}:{account}"
+    rights = [("-n", namespace, "list", "pods"), ("-n", namespace, "create", "leases.coordination.k8s.io")]
+    for right in [*rights, ("list", "nodes")][: 3 if nodes else 2]:
+        eventually(lambda words=right: kubectl_run("auth", "can-i", user, *words).returncode == 0)
 
 
 def _kubeconfig(client: Api, token: str, server: str) -> dict[str, Any]:

@@ -69,12 +69,27 @@ def test_rights_are_exactly_those_used(
 def test_all_namespaces_takes_the_same_rights_as_a_cluster_role(rendered: Any) -> None:
     one, every = rendered("a", "system", "watchNamespace=models"), rendered("a", "system")
     assert _granted(one) == _granted(every)
-    roles = {
-        role["kind"]: role for role in every if any("statefulsets" in r["resources"] for r in role.get("rules", []))
-    }
-    assert list(roles) == ["ClusterRole"]
-    (role,) = [r for r in one if any("statefulsets" in rule["resources"] for rule in r.get("rules", []))]
+    (role,) = _roles_over("statefulsets", every)
+    assert role["kind"] == "ClusterRole"
+    (role,) = _roles_over("statefulsets", one)
     assert (role["kind"], role["metadata"]["namespace"]) == ("Role", "models")
+
+
+def _roles_over(resource: str, objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [obj for obj in objects if any(resource in rule["resources"] for rule in obj.get("rules", []))]
+
+
+def test_the_operators_pod_is_admitted_where_the_restricted_standard_is_enforced(
+    rendered: Any, client: Any, namespace: str
+) -> None:
+    """The namespaces of these tests enforce it; the served pods are made in them by other tests."""
+    (deployment,) = [obj for obj in rendered("rights", namespace) if obj["kind"] == "Deployment"]
+    pod = {"metadata": {"name": "operator"}, "spec": deployment["spec"]["template"]["spec"]}
+    path = f"{client.path('Pod', namespace)}?dryRun=All"
+    answer = client.http.post(path, json=pod)
+    assert answer.status_code == 201, answer.text
+    pod["spec"]["containers"][0]["securityContext"]["allowPrivilegeEscalation"] = True
+    assert "PodSecurity" in client.http.post(path, json=pod).text
 
 
 def _inspect(client: Any, namespace: str, job: dict[str, Any]) -> None:
