@@ -254,17 +254,20 @@ class Rig:
         """Waits for all jobs and storage operations."""
         self.until(lambda: not self.cache.busy)
 
-    def close(self) -> None:
-        """Ends the cache as a drain does, after counting its pages and pins."""
-        if self.closed:
-            return
+    def drain(self) -> None:
+        """Stores what storage lacks, and counts pages and pins."""
         self.settle()
         self.check_idle()
         self.cache.store_all()
         self.settle()
         self.check_idle()
-        self.cache.close()
-        self.closed = True
+
+    def close(self) -> None:
+        """Ends the cache after a drain; once."""
+        if not self.closed:
+            self.drain()
+            self.cache.close()
+            self.closed = True
 
     def check_idle(self) -> None:
         """Nobody is running: every page is counted once and nobody pins any."""

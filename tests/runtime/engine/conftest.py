@@ -311,4 +311,4 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 @pytest.fixture(scope="session")
 def tools() -> SimpleNamespace:
     """The helpers of this file: test modules cannot import a conftest by name."""
-    return SimpleNamespace(Life=Life, Pair=Pair, random_tokens=random_tokens, stored=stored, VOCAB=VOCAB)
+    return SimpleNamespace(DEVICE=DEVICE, Life=Life, Pair=Pair, random_tokens=random_tokens, stored=stored, VOCAB=VOCAB)
