@@ -136,9 +136,9 @@ def _add_local_options(parser: argparse.ArgumentParser) -> None:
 def _add_inspect(commands: _Commands) -> None:
     parser = _add(commands, "inspect", "read what a pod must know of its models", _INSPECT_HELP)
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--target", type=Path, metavar="DIR", help="directory of the target model")
+    source.add_argument("--target", metavar="DIR", help="directory of the target model, or its builtin:// URI")
     source.add_argument("--builtin", action="store_true", help="inspect the packaged models")
-    parser.add_argument("--draft", type=Path, metavar="DIR", help="directory of the draft model")
+    parser.add_argument("--draft", metavar="DIR", help="directory of the draft model, or its builtin:// URI")
     parser.add_argument(
         "--termination-message",
         type=Path,

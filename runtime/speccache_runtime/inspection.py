@@ -5,20 +5,31 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Literal
 
 from speccache_api.geometry import BUILTIN_NAMES, Inspection
-from speccache_runtime.config import builtin_directory
+from speccache_runtime.config import BUILTIN_SCHEME, builtin_directory
 from speccache_runtime.model.inspect import inspect as inspect_models
 
 
-def inspect_pair(target: Path, draft: Path | None) -> str:
-    """One line of JSON for `Inspection.from_json`. Raises ModelError."""
-    return inspect_models(target, draft).to_json() + "\n"
+def inspect_pair(target: str, draft: str | None) -> str:
+    """One line of JSON for `Inspection.from_json`. Raises ConfigError or ModelError.
+
+    Each model is a directory or a `builtin://` URI: a draft of one's own may belong to the packaged target.
+    """
+    draft_directory = None if draft is None else _directory(draft, "draft")
+    return inspect_models(_directory(target, "target"), draft_directory).to_json() + "\n"
 
 
 def builtin_table() -> str:
     """The content of `speccache_api/builtin.json`. Raises ConfigError or ModelError."""
     return json.dumps({name: _entry(name) for name in BUILTIN_NAMES}, indent=2, sort_keys=True) + "\n"
+
+
+def _directory(model: str, half: Literal["target", "draft"]) -> Path:
+    if model.startswith(BUILTIN_SCHEME):
+        return builtin_directory(model.removeprefix(BUILTIN_SCHEME), half)
+    return Path(model)
 
 
 def _entry(name: str) -> dict[str, object]:

@@ -30,6 +30,19 @@ def test_target_alone(run_cli):
     assert Inspection.from_json(answer.stdout).draft is None
 
 
+def test_a_draft_of_ones_own_for_the_packaged_target(run_cli):
+    """What the inspection Job runs when only the draft is on a claim: the target is named by its URI."""
+    answer = run_cli("inspect", "--target", "builtin://tiny", "--draft", builtin_directory("tiny", "draft"))
+    assert Inspection.from_json(answer.stdout) == builtin_facts("tiny")
+
+
+def test_a_packaged_model_that_does_not_exist(run_cli):
+    answer = run_cli("inspect", "--target", "builtin://no")
+    assert answer.returncode == 1
+    assert "builtin://no" in answer.stderr
+    assert answer.stderr.count("\n") == 1
+
+
 def test_draft_that_does_not_fit(run_cli):
     """The pair is checked here, before any pod exists; a target is not a draft."""
     target = builtin_directory("tiny", "target")
