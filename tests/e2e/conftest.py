@@ -8,21 +8,29 @@ what is expensive (a pod's start, a run of all prompts) is a fixture that happen
 The tests of `test_uninstall.py` take everything off, so they run last.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import yaml
 from stage import release
 from stage.diagnosis import explain
 from stage.inventory import inventory
-from stage.kube import CommandFailed, Object
+from stage.kube import SCD, CommandFailed, Object
+from stage.objects import has_reason
 from stage.serving import wait_settled
 from stage.venue import REPOSITORY, Venue, make_venue
+
+from speccache_api import names
 
 NAMESPACE = "speccache-e2e"
 OTHER_NAMESPACES = ("speccache-demo",)
 """Where a demo may have been left on our own cluster."""
+
+_TIMEOUT_SECONDS = 600
+"""Of one test with its fixtures, such as a run of all prompts: for a machine that is busy with other things too."""
 
 
 @dataclass
@@ -38,15 +46,35 @@ class Stage:
         """Something measured, shown after the run."""
         self.notes.append(text)
 
-    def apply_sample(self, name: str) -> None:
-        self.venue.kubectl.apply((REPOSITORY / "samples" / name).read_text(), self.namespace)
+    @contextmanager
+    def applied(self, *manifests: Object) -> Iterator[None]:
+        """Objects of our namespace that exist for a while."""
+        try:
+            for manifest in manifests:
+                self.venue.kubectl.apply(manifest, self.namespace)
+            yield
+        finally:
+            for manifest in reversed(manifests):
+                kind = SCD if manifest["kind"] == names.KIND else manifest["kind"]
+                self.venue.kubectl.delete(kind, manifest["metadata"]["name"], self.namespace)
 
     def settled(self, name: str, seconds: float = 120) -> Object:
+        """The resource, once it serves as its spec says and nothing is on its way."""
         return wait_settled(self.venue, self.namespace, name, seconds)
 
+    def until(self, name: str, test: Callable[[Object], bool], what: str) -> Object:
+        """The resource, once it is like that; no pod has to start for it."""
+        return self.venue.kubectl.until(SCD, name, test, namespace=self.namespace, seconds=60, what=what)
 
-_TIMEOUT_SECONDS = 600
-"""Of one test with its fixtures, such as a run of all prompts: for a machine that is busy with other things too."""
+    def refused(self, name: str, kind: str, reason: str) -> Object:
+        """The resource, once the condition is False for this reason."""
+        return self.until(name, lambda obj: has_reason(obj, kind, "False", reason), f"{kind}=False {reason}")
+
+    def pods(self, name: str) -> list[Object]:
+        """The served pods of the resource."""
+        selector = ",".join(f"{key}={value}" for key, value in names.selector_labels(name).items())
+        return self.venue.kubectl.list("pods", self.namespace, selector)
+
 
 _STAGE = pytest.StashKey[Stage]()
 
@@ -109,7 +137,18 @@ def _take_down(stage: Stage) -> None:
 
 
 @pytest.fixture(scope="session")
-def tiny(stage: Stage) -> Object:
+def sample() -> Callable[[str], Object]:
+    """Reads one of the project's samples."""
+
+    def read(name: str) -> Object:
+        loaded: Object = yaml.safe_load((REPOSITORY / "samples" / name).read_text())
+        return loaded
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def tiny(stage: Stage, sample: Callable[[str], Object]) -> Object:
     """samples/tiny.yaml, applied and serving. Its state is the one at that time: look again for a newer one."""
-    stage.apply_sample("tiny.yaml")
+    stage.venue.kubectl.apply(sample("tiny.yaml"), stage.namespace)
     return stage.settled("tiny")

@@ -8,11 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
-import yaml
 from stage import reach, serving
 from stage.kube import SCD, CommandFailed
 from stage.objects import conditions
-from stage.venue import REPOSITORY
 
 from speccache_api import names
 from speccache_api.quantity import format_bytes
@@ -26,11 +24,9 @@ PROMPTS = load_prompts()
 
 
 @pytest.fixture(scope="module")
-def plan() -> MemoryPlan:
+def plan(sample) -> MemoryPlan:
     """The memory of the sample as this machine computes it."""
-    data = yaml.safe_load((REPOSITORY / "samples" / "tiny.yaml").read_text())
-    data["metadata"]["namespace"] = "any"
-    spec = SpecCacheDeployment.parse(data).spec
+    spec = SpecCacheDeployment.parse(sample("tiny.yaml")).spec
     inspection = known_inspection(spec)
     assert inspection is not None
     return size_memory(spec, inspection)

@@ -5,6 +5,7 @@ import json
 import pytest
 from stage import release, serving
 from stage.kube import SCD
+from stage.manifests import resource
 from stage.objects import holds
 
 from speccache_api import names
@@ -13,52 +14,34 @@ from speccache_api import names
 @pytest.fixture
 def idle(stage):
     """A resource without pods: everything but what takes time."""
-    spec = {
-        "model": {"uri": "builtin://tiny"},
-        "kvCache": {
-            "device": {"tokens": 1024},
-            "host": {"tokens": 1024},
-            "storage": {"persistentVolumeClaim": {"size": "64Mi"}, "retention": "Delete"},
-        },
-        "replicas": 0,
-    }
-    obj = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": {"name": "idle"}, "spec": spec}
-    stage.venue.kubectl.apply(obj, stage.namespace)
-    stage.venue.kubectl.until(
-        SCD,
-        "idle",
-        lambda found: holds(found, "StorageReady") and found["status"].get("memory"),
-        namespace=stage.namespace,
-        seconds=30,
-        what="sized, with its claim bound",
-    )
-    return "idle"
+    storage = {"persistentVolumeClaim": {"size": "64Mi"}, "retention": "Delete"}
+    with stage.applied(resource("idle", kvCache={"storage": storage}, replicas=0)):
+        stage.until("idle", lambda obj: holds(obj, "StorageReady"), "provided with a claim")
+        yield "idle"
 
 
 def test_a_rollout_ends_well_when_its_operator_is_killed_in_the_middle(stage, tiny):
     kubectl, namespace = stage.venue.kubectl, stage.namespace
     (operator,) = release.operator_pods(stage.venue)
-    before = kubectl.must_get("statefulset", "tiny", namespace)
-    kubectl.patch(
-        SCD, "tiny", namespace, {"spec": {"speculative": {"numSteps": 5}, "drain": {"flushTimeoutSeconds": 50}}}
-    )
+    before = kubectl.must_get("statefulset", "tiny", namespace)["metadata"]["generation"]
+    kubectl.patch(SCD, "tiny", namespace, {"spec": {"speculative": {"numSteps": 5, "numDraftTokens": 6}}})
     kubectl.until(
         "statefulset",
         "tiny",
-        lambda found: found["metadata"]["generation"] > before["metadata"]["generation"],
+        lambda found: found["metadata"]["generation"] > before,
         namespace=namespace,
         seconds=30,
-        what="told about the new template",
+        what="given the new template",
     )
     name = operator["metadata"]["name"]
     kubectl("delete", "pod", name, "--grace-period=0", "--force", namespace=release.NAMESPACE)
     stage.settled("tiny")
     (successor,) = release.operator_pods(stage.venue)
     assert successor["metadata"]["uid"] != operator["metadata"]["uid"]
-    pod = serving.pod_of(stage.venue, namespace, "tiny")
     wire = json.loads(kubectl.must_get("configmap", "tiny-wire", namespace)["data"][names.WIRE_KEY])
     assert wire["speculative"]["numSteps"] == 5
     template = kubectl.must_get("statefulset", "tiny", namespace)["spec"]["template"]
+    pod = serving.pod_of(stage.venue, namespace, "tiny")
     assert pod["metadata"]["annotations"] == template["metadata"]["annotations"]
 
 

@@ -5,9 +5,8 @@ import time
 from stage import release
 from stage.inventory import inventory
 from stage.kube import SCD
+from stage.manifests import resource
 from stage.objects import holds
-
-from speccache_api import names
 
 AUTOMATIC = ("ConfigMap.v1 {}/kube-root-ca.crt", "ServiceAccount.v1 {}/default", "Namespace.v1 {}")
 """What Kubernetes puts into every namespace."""
@@ -15,11 +14,10 @@ AUTOMATIC = ("ConfigMap.v1 {}/kube-root-ca.crt", "ServiceAccount.v1 {}/default",
 
 def test_nothing_is_left_behind(stage, tiny):
     kubectl, namespace = stage.venue.kubectl, stage.namespace
-    _apply_kept(stage)
+    storage = {"persistentVolumeClaim": {"size": "64Mi"}}  # its retention is the default: Retain
+    kubectl.apply(resource("kept", kvCache={"storage": storage}, replicas=0), namespace)
+    stage.until("kept", lambda obj: holds(obj, "StorageReady"), "provided with a claim")
     claim = kubectl.must_get("pvc", "kept-kv", namespace)
-    for other in (item["metadata"]["name"] for item in kubectl.list("pvc", namespace)):
-        if other not in ("kept-kv", "tiny-kv"):
-            kubectl.delete("pvc", other, namespace)  # of other tests, which named it themselves
 
     stage.venue.helm("uninstall", release.OPERATOR, f"--namespace={release.NAMESPACE}", "--wait")
     kubectl.delete(SCD, "tiny", namespace)  # with a pod that serves, and no operator
@@ -35,31 +33,10 @@ def test_nothing_is_left_behind(stage, tiny):
     assert _left(stage, set()) == set()
 
 
-def _apply_kept(stage) -> None:
-    """A resource whose claim is to be kept (the default); it has no pods."""
-    storage = {"persistentVolumeClaim": {"size": "64Mi"}}
-    spec = {
-        "model": {"uri": "builtin://tiny"},
-        "kvCache": {"device": {"tokens": 1024}, "host": {"tokens": 1024}, "storage": storage},
-        "replicas": 0,
-    }
-    obj = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": {"name": "kept"}, "spec": spec}
-    stage.venue.kubectl.apply(obj, stage.namespace)
-    stage.venue.kubectl.until(
-        SCD,
-        "kept",
-        lambda found: holds(found, "StorageReady"),
-        namespace=stage.namespace,
-        seconds=30,
-        what="provided with a claim",
-    )
-
-
 def _left(stage, expected: set[str], seconds: float = 90) -> set[str]:
     """What is there now and was not before; waits for garbage collection until it is `expected`."""
     deadline = time.monotonic() + seconds
     while (left := set(inventory(stage.venue.kubectl) - stage.before)) != expected and time.monotonic() < deadline:
         time.sleep(0.5)
-    missing = stage.before - inventory(stage.venue.kubectl)
-    assert not missing
+    assert not stage.before - inventory(stage.venue.kubectl)
     return left
