@@ -16,11 +16,9 @@ missing=()
 for package in "${packages[@]}"; do
   [[ $(dpkg-query --show --showformat='${db:Status-Status}' "$package" 2>/dev/null) == installed ]] || missing+=("$package")
 done
-if (( ${#missing[@]} )); then
-  if (( EUID != 0 )); then
-    echo "missing Debian packages, and only root can install them: apt-get install ${missing[*]}" >&2
-    exit 1
-  fi
+if (( ${#missing[@]} && (EUID != 0) )); then
+  echo "only root can install these; a cluster and the images need them: apt-get install ${missing[*]}" >&2
+elif (( ${#missing[@]} )); then
   echo "installing Debian packages: ${missing[*]}" >&2
   export DEBIAN_FRONTEND=noninteractive
   apt-get update --quiet --quiet
