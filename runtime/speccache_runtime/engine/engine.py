@@ -15,6 +15,7 @@ from speccache_runtime.cache.paired import PairedCache
 from speccache_runtime.cache.pool import KVPool
 from speccache_runtime.core import Finish, Output, Request
 from speccache_runtime.engine.sampler import choose
+from speccache_runtime.engine.threads import CpuThreads
 from speccache_runtime.metrics import Metrics
 from speccache_runtime.model.target import Target, TargetOutput
 from speccache_runtime.scheduling.scheduler import Scheduler, Work
@@ -57,6 +58,7 @@ class Engine:
         self._target = target
         self._pool = pool
         self._device = pool.k[0].device
+        self._threads = CpuThreads(target.facts.parameters) if self._device.type == "cpu" else None
         self.cache = cache
         self._proposer = proposer
         self._num_steps = num_steps
@@ -126,6 +128,8 @@ class Engine:
 
     def _target_pass(self, work: Seq[Work]) -> TargetOutput:
         tokens = torch.cat([self._row_tokens(w) for w in work])
+        if self._threads is not None:
+            self._threads.fit(len(tokens))
         rows = [Rows(w.seq.lease, w.start, w.rows) for w in work]
         packed = pack(rows, self._device, draft=False, before_layer=self.cache.wait_target_layer)
         return self._target.forward(tokens, packed.positions, self._pool, packed.attention)
