@@ -25,7 +25,7 @@ from speccache_operator.context import InspectionJob, RuntimeImage
 from speccache_operator.kinds import CONFIG_MAP, JOB, Object, Ref
 from speccache_operator.models import model_mounts
 from speccache_operator.observed import Observed
-from speccache_operator.pod_trouble import termination_message, worst_trouble
+from speccache_operator.pod_trouble import recheck_after, termination_message, worst_trouble
 
 RETRY_SECONDS = 600.0
 """Pause before a failed inspection is tried again: the files may have been put in place meanwhile."""
@@ -90,7 +90,7 @@ def _look_at_job(resource: SpecCacheDeployment, observed: Observed, name: str, n
     pods = observed.pods_of(job, names.COMPONENT_INSPECTION)
     ended = _ended(job)
     if ended is None:
-        return _running(job, pods, wanted)
+        return _running(job, pods, wanted, now)
     complete, when = ended
     if complete:
         for pod in pods:
@@ -100,25 +100,27 @@ def _look_at_job(resource: SpecCacheDeployment, observed: Observed, name: str, n
                 return Finding(_true(Reason.INSPECTED, "model files were read"), inspection, recording)
         text = f"Job {name} left no readable result: {_last_words(pods) or 'its pod is gone'}"
     else:
-        text = _failure(name, pods)
+        text = _failure(name, pods, now)
     age = (now - when).total_seconds()
     if age >= RETRY_SECONDS:
         return Finding(_condition("False", Reason.INSPECTION_FAILED, text), again_after=1.0)
     return Finding(_condition("False", Reason.INSPECTION_FAILED, text), wanted=wanted, again_after=RETRY_SECONDS - age)
 
 
-def _running(job: Object, pods: tuple[Object, ...], wanted: InspectionJob) -> Finding:
+def _running(job: Object, pods: tuple[Object, ...], wanted: InspectionJob, now: datetime) -> Finding:
     """While attempts are left: what went wrong so far is told, and nothing else is done."""
-    trouble = worst_trouble(pods)
+    trouble = worst_trouble(pods, now)
     if job.get("status", {}).get("failed") and _last_words(pods):
-        return Finding(_condition("False", Reason.INSPECTION_FAILED, _failure(wanted.name, pods)), wanted=wanted)
+        text = _failure(wanted.name, pods, now)
+        return Finding(_condition("False", Reason.INSPECTION_FAILED, text), wanted=wanted)
     if trouble is not None:
         return Finding(_condition("False", trouble.reason, f"inspection: {trouble.message}"), wanted=wanted)
-    return Finding(_unknown(f"Job {wanted.name} is reading the model files"), wanted=wanted)
+    text = f"Job {wanted.name} is reading the model files"
+    return Finding(_unknown(text), wanted=wanted, again_after=recheck_after(pods, now))
 
 
-def _failure(name: str, pods: tuple[Object, ...]) -> str:
-    trouble = worst_trouble(pods)
+def _failure(name: str, pods: tuple[Object, ...], now: datetime) -> str:
+    trouble = worst_trouble(pods, now)
     said = _last_words(pods) or (trouble.message if trouble else "its pod is gone")
     return (
         f"the models cannot be read: {said}; put it right (spec.model.uri, spec.speculative.draftModel.uri), then"

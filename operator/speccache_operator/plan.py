@@ -45,6 +45,7 @@ from speccache_operator.drift import drifted, replanned, stamped
 from speccache_operator.kinds import CLAIM, JOB, STATEFUL_SET, Key, Object, Ref
 from speccache_operator.observed import Observed
 from speccache_operator.ownership import Owner, owner_of
+from speccache_operator.pod_trouble import recheck_after
 
 WAIT_FOR_DELETION_SECONDS = 5.0
 
@@ -130,6 +131,7 @@ class _Planner:
     def __init__(self, resource: SpecCacheDeployment, observed: Observed, image: RuntimeImage, now: datetime) -> None:
         self.resource = resource
         self.observed = observed
+        self.now = now
         self.inspection = inspection.look(resource, observed, image, now)
         self.memory: memory.Finding | None = None
         if self.inspection.inspection is not None:
@@ -150,14 +152,14 @@ class _Planner:
         conditions = [
             *aspects,
             obstacle or rollout.progressing(pods, blockers),
-            rollout.ready(self.resource, pods, served, blockers),
+            rollout.ready(self.resource, pods, served, blockers, self.now),
         ]
         return Plan(
             _ordered(conditions),
             self._facts(live),
             apply=tuple(writes),
             delete=tuple(self._deletions(wanted)),
-            again_after=self._again_after(obstacle),
+            again_after=self._again_after(obstacle, served),
         )
 
     @property
@@ -271,8 +273,9 @@ class _Planner:
             facts |= _fingerprint(self.resource, self.inspection.inspection)
         return facts
 
-    def _again_after(self, obstacle: Condition | None) -> float | None:
+    def _again_after(self, obstacle: Condition | None, served: Sequence[Object]) -> float | None:
         wishes = [self.inspection.again_after, self.memory.again_after if self.memory else None]
+        wishes.append(recheck_after(served, self.now))
         if obstacle is not None and obstacle.reason is Reason.WAITING_FOR_DELETION:
             wishes.append(WAIT_FOR_DELETION_SECONDS)
         return min((wish for wish in wishes if wish is not None), default=None)

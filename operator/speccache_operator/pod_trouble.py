@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from speccache_operator.conditions import Reason, head, tail
@@ -10,6 +11,8 @@ from speccache_operator.kinds import Object
 _PULL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
 _CONFIG = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "PreStartHookError")
 _MOST_DETAIL = 600
+SCHEDULING_SECONDS = 15.0
+"""A pod without a node is in trouble after this time: a new claim is bound, and a node made, while the pod waits."""
 
 _SEVERITY = (
     Reason.OOM_KILLED,
@@ -30,13 +33,19 @@ class Trouble:
     message: str
 
 
-def worst_trouble(pods: Iterable[Object]) -> Trouble | None:
+def worst_trouble(pods: Iterable[Object], now: datetime) -> Trouble | None:
     """The worst trouble of these pods; None when all are well or on their way."""
-    found = [trouble for pod in pods if (trouble := pod_trouble(pod)) is not None]
+    found = [trouble for pod in pods if (trouble := pod_trouble(pod, now)) is not None]
     return min(found, key=lambda trouble: _SEVERITY.index(trouble.reason), default=None)
 
 
-def pod_trouble(pod: Object) -> Trouble | None:
+def recheck_after(pods: Iterable[Object], now: datetime) -> float | None:
+    """Seconds until a pod that waits for a node has waited too long, which no event tells; None without such a pod."""
+    ages = [max(0.0, _waiting_for_node(pod, now)) for pod in pods if _unscheduled(pod) is not None]
+    return min((SCHEDULING_SECONDS - age for age in ages if age < SCHEDULING_SECONDS), default=None)
+
+
+def pod_trouble(pod: Object, now: datetime) -> Trouble | None:
     """The trouble of one pod that is not ready; None for one that is ready, starting or being deleted."""
     status = pod.get("status", {})
     if pod["metadata"].get("deletionTimestamp") or is_ready(pod):
@@ -49,7 +58,10 @@ def pod_trouble(pod: Object) -> Trouble | None:
     if status.get("phase") == "Failed":
         detail = ": ".join(part for part in (status.get("reason"), status.get("message")) if part)
         return Trouble(Reason.POD_FAILED, f"pod {name} failed: {head(detail, _MOST_DETAIL) or 'no cause given'}")
-    return _scheduling_trouble(name, status)
+    unscheduled = _unscheduled(pod)
+    if unscheduled is None or _waiting_for_node(pod, now) < SCHEDULING_SECONDS:
+        return None
+    return Trouble(Reason.UNSCHEDULABLE, f"no node takes pod {name}: {head(unscheduled['message'], _MOST_DETAIL)}")
 
 
 def is_ready(pod: Object) -> bool:
@@ -107,11 +119,15 @@ def _last_end(container: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return None
 
 
-def _scheduling_trouble(pod: str, status: Mapping[str, Any]) -> Trouble | None:
-    for condition in status.get("conditions", ()):
+def _waiting_for_node(pod: Object, now: datetime) -> float:
+    """Seconds for which no node has taken the pod, which has none; infinite when that is not known."""
+    since = (_unscheduled(pod) or {}).get("lastTransitionTime")
+    return (now - datetime.fromisoformat(since)).total_seconds() if since else float("inf")
+
+
+def _unscheduled(pod: Object) -> Mapping[str, Any] | None:
+    """The scheduler's condition that says why the pod has no node; None when it has one, or is held back on purpose."""
+    for condition in pod.get("status", {}).get("conditions", ()):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            if condition.get("reason") == "SchedulingGated":
-                return None
-            detail = head(condition.get("message", ""), _MOST_DETAIL)
-            return Trouble(Reason.UNSCHEDULABLE, f"no node takes pod {pod}: {detail}")
+            return None if condition.get("reason") == "SchedulingGated" else {"message": "", **condition}
     return None

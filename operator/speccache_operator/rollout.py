@@ -6,6 +6,7 @@ aspect that says no, then a pod in trouble, then what is being waited for.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from speccache_api.resource import SpecCacheDeployment
 from speccache_operator.conditions import (
@@ -81,7 +82,7 @@ def progressing(pods: Pods, blockers: Sequence[Condition]) -> Condition:
 
 
 def ready(
-    resource: SpecCacheDeployment, pods: Pods, served: Sequence[Object], blockers: Sequence[Condition]
+    resource: SpecCacheDeployment, pods: Pods, served: Sequence[Object], blockers: Sequence[Condition], now: datetime
 ) -> Condition:
     """The summary. `served` are the pods of the StatefulSet."""
     refusals = [condition for condition in sorted(blockers, key=_rank) if condition.status == "False"]
@@ -92,7 +93,7 @@ def ready(
         return Condition(READY, "False", Reason.SCALED_TO_ZERO, "spec.replicas is 0; raise it to serve")
     if pods.ready >= pods.wanted and (pods.complete or blockers):
         return Condition(READY, "True", Reason.SERVING, _serving(resource, pods, served))
-    trouble = worst_trouble(served)
+    trouble = worst_trouble(served, now)
     if trouble is not None:
         return Condition(READY, "False", trouble.reason, _explained(resource, trouble))
     return _starting(pods, served, blockers)

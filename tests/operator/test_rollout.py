@@ -124,39 +124,50 @@ def test_trouble_is_the_reason_and_comes_with_its_remedy(
         {"phase": "Pending"},
     ],
 )
-def test_what_is_no_trouble(state: dict[str, Any], pod: Any) -> None:
-    assert pod_trouble(pod(**state)) is None
+def test_what_is_no_trouble(state: dict[str, Any], pod: Any, now: Any) -> None:
+    assert pod_trouble(pod(**state), now) is None
 
 
-def test_a_pod_that_is_being_deleted_is_no_trouble(pod: Any) -> None:
+def test_a_pod_that_is_being_deleted_is_no_trouble(pod: Any, now: Any) -> None:
     leaving = pod(state=_terminated())
     leaving["metadata"]["deletionTimestamp"] = "2026-11-21T00:00:00Z"
-    assert pod_trouble(leaving) is None
+    assert pod_trouble(leaving, now) is None
 
 
-def test_the_worst_of_many_is_told(pod: Any) -> None:
+def test_a_pod_may_wait_a_moment_for_its_node(after: Any, condition: Any, pod: Any) -> None:
+    """A new claim is bound, and a node made, while the pod waits: no alarm before that has had its time."""
+    cases: list[tuple[str, Reason, float | None]] = [
+        ("12:00:00", Reason.STARTING, 15.0),
+        ("12:00:01", Reason.STARTING, 15.0),  # another machine's clock
+        ("11:59:55", Reason.STARTING, 10.0),
+        ("11:59:45", Reason.UNSCHEDULABLE, None),
+    ]
+    for stamp, reason, again in cases:
+        waiting = [{**UNSCHEDULED[0], "lastTransitionTime": f"2026-11-21T{stamp}Z"}]
+        state = after({"readyReplicas": 0}, pod(phase="Pending", conditions=waiting))
+        assert condition(state, "Ready").reason is reason
+        assert state.again_after == again
+
+
+def test_the_worst_of_many_is_told(pod: Any, now: Any) -> None:
     pods = [
         pod("a", phase="Pending", conditions=UNSCHEDULED),
         pod("b", state=_terminated("OOMKilled", 137)),
         pod("c", state=_waiting("ErrImagePull")),
     ]
-    assert worst_trouble(pods).reason is Reason.OOM_KILLED
-    assert worst_trouble([]) is None
+    assert worst_trouble(pods, now).reason is Reason.OOM_KILLED
+    assert worst_trouble([], now) is None
 
 
-def test_a_message_does_not_change_while_the_pod_backs_off(pod: Any) -> None:
-    texts = {
-        pod_trouble(
-            pod(state=_waiting("CrashLoopBackOff", f"back-off {n}s"), lastState=_terminated(message="x"))
-        ).message
-        for n in (10, 20, 40)
-    }
-    assert len(texts) == 1
+def test_a_message_does_not_change_while_the_pod_backs_off(pod: Any, now: Any) -> None:
+    ended = _terminated(message="x")
+    states = [_waiting("CrashLoopBackOff", f"back-off {seconds}s") for seconds in (10, 20, 40)]
+    assert len({pod_trouble(pod(state=state, lastState=ended), now).message for state in states}) == 1
 
 
-def test_a_long_log_is_shortened_to_its_end(pod: Any) -> None:
+def test_a_long_log_is_shortened_to_its_end(pod: Any, now: Any) -> None:
     said = "\n".join(f"line {n}" for n in range(500)) + "\nRuntimeError: the end"
-    message = pod_trouble(pod(state=_terminated(message=said))).message
+    message = pod_trouble(pod(state=_terminated(message=said)), now).message
     assert message.endswith("RuntimeError: the end")
     assert len(message) < 800
 
