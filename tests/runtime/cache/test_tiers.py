@@ -245,6 +245,22 @@ def test_two_requests_that_want_the_same_pages_read_them_once(
         cache.release(visit)
 
 
+def test_what_has_come_for_a_waiting_request_is_kept_for_it(rig: MakeRig, volume: Any, tools: SimpleNamespace) -> None:
+    store_prompt(rig, volume)
+    cache = rig(backend=volume, host_pages=4, device_pages=12)
+    cache.run(PROMPT[:9])  # two of its pages are on the host already
+    cache.settle()
+    visit = cache.enter(PROMPT)
+    cache.wait_prefetch(visit)
+    for other in (7, 8, 9):  # they take the device and would take the host
+        cache.run([other] * (12 * tools.PAGE))
+        cache.settle()
+        cache.cache.check_integrity()
+    assert cache.value("dropped_pages", reason="host_full") > 0
+    assert tools.cached(cache.admit(visit)) == {"host": 2, "storage": 2}
+    cache.release(visit)
+
+
 def test_equal_pages_computed_at_the_same_time_are_known_once(rig: MakeRig, tools: SimpleNamespace) -> None:
     cache = rig(device_pages=12)
     visits = [cache.enter(PROMPT), cache.enter(PROMPT)]
