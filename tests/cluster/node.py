@@ -30,9 +30,6 @@ CREDENTIALS = RUN / "credentials"
 IMAGE_STORE = CACHE / "containerd"
 """containerd's images outlast the cluster: loading them again would be the longest part of every start."""
 
-NETWORK = "speccache"
-"""Name of the pods' network; the plugins file their notes outside our folder under it."""
-
 _EVICTION_RESERVE = 100 * 1024**2
 
 
@@ -54,13 +51,15 @@ def start(processes: Processes, node_memory: int | None) -> None:
 
 def wait_ready(processes: Processes) -> None:
     """Returns when pods can run: node Ready, service addresses served, default service account made."""
+    # The node's own word first: the API server may still hold what a kubelet said that has ended since.
+    processes.wait("kubelet", lambda: _healthy(KUBELET_HEALTH_PORT), seconds=60)
     ready = "jsonpath={.status.conditions[?(@.type=='Ready')].status}"
     processes.wait(
         "kubelet",
         lambda: control_plane.kubectl(CREDENTIALS, "get", "node", NODE_NAME, "-o", ready).stdout == "True",
         seconds=90,
     )
-    processes.wait("proxy", _proxy_healthy, seconds=30)
+    processes.wait("proxy", lambda: _healthy(PROXY_HEALTH_PORT), seconds=30)
     account = ("--namespace=default", "get", "serviceaccount", "default")
     processes.wait(
         "controller-manager",
@@ -69,10 +68,10 @@ def wait_ready(processes: Processes) -> None:
     )
 
 
-def _proxy_healthy() -> bool:
+def _healthy(port: int) -> bool:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(f"http://127.0.0.1:{PROXY_HEALTH_PORT}/healthz", timeout=5):
+        with opener.open(f"http://127.0.0.1:{port}/healthz", timeout=5):
             return True
     except OSError:  # refused, or answered with an error
         return False
@@ -102,7 +101,7 @@ def _write_cni() -> None:
     }
     folder = RUN / "cni"
     folder.mkdir(exist_ok=True)
-    configuration = {"cniVersion": "1.0.0", "name": NETWORK, "plugins": [bridge]}
+    configuration = {"cniVersion": "1.0.0", "name": "pods", "plugins": [bridge]}
     (folder / "10-bridge.conflist").write_text(json.dumps(configuration))
 
 

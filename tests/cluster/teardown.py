@@ -14,7 +14,7 @@ import cgroup
 import control_plane
 import network
 from containerd import SOCKET, ctr
-from node import CREDENTIALS, IMAGE_STORE, NETWORK
+from node import CREDENTIALS, IMAGE_STORE
 from process import Processes, until
 from settings import RUN
 
@@ -85,8 +85,9 @@ def _remove_traces() -> None:
     for link in Path("/var/log/containers").glob("*.log"):
         if os.readlink(link).startswith(f"{RUN}/"):
             link.unlink()
-    for result in Path("/var/lib/cni/results").glob(f"{NETWORK}-*"):
-        result.unlink()
+    for result in Path("/var/lib/cni/results").glob("*"):
+        if f"{RUN}/" in result.read_text():  # of a pod whose network namespace lies there
+            result.unlink()
     Path("/var/lib/kubelet/device-plugins/kubelet.sock").unlink(missing_ok=True)
     for name in ("sandboxes", "containers"):
         shutil.rmtree(IMAGE_STORE / "io.containerd.grpc.v1.cri" / name, ignore_errors=True)
