@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from speccache_runtime.cache.accounting import PageGauges, count_lookups
 from speccache_runtime.cache.index import Entry, Index
 from speccache_runtime.cache.layout import HostRecord
 from speccache_runtime.cache.lease import Lease
@@ -52,7 +53,8 @@ class PairedCache:
         self.index = Index(device_pages=target.num_pages, host_pages=host_pages)
         self._leases: set[Lease] = set()
         self._loads: list[tuple[Job, list[Entry]]] = []
-        self._evicted = {Tier.DEVICE: 0, Tier.HOST: 0}
+        self._gauges = PageGauges(metrics)
+        self._stalled = False
         self._opened = False
         self._arena: HostArena
         self._transfer: Transfer
@@ -101,8 +103,12 @@ class PairedCache:
     # ---- a request's way
 
     def prefetch(self, lease: Lease, tokens: Sequence[int]) -> Prefetch | None:
-        """Starts to fetch what storage may hold of this prompt; None when there is nothing to wait for."""
-        if self._prefetcher is None:
+        """Starts to fetch what storage may hold of this prompt; None when there is nothing to wait for.
+
+        After a missed deadline nobody else waits until storage has answered something: a volume that hangs costs one
+        deadline, not one per request.
+        """
+        if self._prefetcher is None or self._stalled:
             return None
         pages = cacheable_pages(len(tokens), self.page_size)
         lease.chain.extend(tokens, pages)
@@ -116,7 +122,7 @@ class PairedCache:
         if time.monotonic() < prefetch.deadline:
             return True
         if not prefetch.late:
-            prefetch.late = True
+            prefetch.late = self._stalled = True
             self._metrics.prefetch_deadlines.inc()
         return False
 
@@ -147,7 +153,7 @@ class PairedCache:
             self.index.unpin_host(loading)
             self.index.unpin_device(resident)
             return None
-        self._count_lookups(pages, found, use, present)
+        count_lookups(self._metrics, pages, found, present)
         from_storage = prefetch.landed if prefetch else set()
         tiers = [_tier_of(e, from_storage) for e in hits]
         self._load(loading, device_pages)
@@ -223,6 +229,8 @@ class PairedCache:
             self._metrics.transfer_bytes.labels(direction="host_to_device").inc(job.nbytes)
             self._metrics.transfer_seconds.labels(direction="host_to_device").inc(job.seconds)
         stored = self._io.poll() if self._io else False
+        if stored:
+            self._stalled = False
         copied = self._writeback.poll()
         return bool(done) or stored or copied
 
@@ -230,6 +238,11 @@ class PairedCache:
     def copying(self) -> bool:
         """Whether pages are being copied. Unlike storage operations, copies do not call `wake` when they end."""
         return bool(self._loads) or self._writeback.copying
+
+    @property
+    def storing(self) -> bool:
+        """Whether pages are on their way to the host or to storage."""
+        return self._writeback.busy
 
     @property
     def busy(self) -> bool:
@@ -248,13 +261,7 @@ class PairedCache:
 
     def update_gauges(self) -> None:
         """Refreshes the page gauges and eviction counters."""
-        for tier, pages in ((Tier.DEVICE, self.index.device), (Tier.HOST, self.index.host)):
-            states = {"free": pages.num_free, "cached": len(pages.evictable)}
-            states["in_use"] = pages.total - sum(states.values())
-            for state, count in states.items():
-                self._metrics.pages.labels(tier=tier, state=state).set(count)
-            self._metrics.evicted_pages.labels(tier=tier).inc(pages.evictions - self._evicted[tier])
-            self._evicted[tier] = pages.evictions
+        self._gauges.refresh(self.index)
 
     def check_integrity(self) -> None:
         """Counts every page of both tiers exactly once; raises AssertionError otherwise."""
@@ -296,19 +303,6 @@ class PairedCache:
             return None
         lease.entries[page] = entry
         return entry
-
-    def _count_lookups(self, pages: int, found: Sequence[Entry], use: int, present: Sequence[bool]) -> None:
-        device = sum(e.device is not None for e in found)
-        for tier, half, result, count in (
-            (Tier.DEVICE, "target", "hit", device),
-            (Tier.DEVICE, "target", "miss", pages - device),
-            (Tier.HOST, "target", "hit", len(found) - device),
-            (Tier.HOST, "target", "miss", pages - len(found)),
-            (Tier.HOST, "draft", "clamped", len(found) - use),
-            (Tier.HOST, "draft", "degraded", sum(not p for p in present)),
-        ):
-            if count:
-                self._metrics.page_lookups.labels(tier=tier, half=half, result=result).inc(count)
 
 
 def _tier_of(entry: Entry, from_storage: set[bytes]) -> Tier:

@@ -224,7 +224,7 @@ class EngineService:
             if self._draining and not self._inbox and engine.num_requests == 0:
                 self._quiet.set()
             flush_now = self._flush and self._quiet.is_set() and not self._flushed.is_set()
-        if flush_now and not engine.cache.busy:
+        if flush_now and not engine.cache.storing:
             if self._flush_queued:
                 self._flushed.set()
             else:

@@ -316,6 +316,27 @@ def test_a_request_does_not_wait_for_slow_storage_beyond_its_deadline(
     assert tools.cached(cache.run(PROMPT)) == {"device": 4}
 
 
+def test_a_volume_that_hangs_costs_one_deadline_and_not_one_per_request(
+    rig: MakeRig, volume: Any, tools: SimpleNamespace
+) -> None:
+    store_prompt(rig, volume)
+    cache = rig(backend=volume)
+    volume.gates["read"] = threading.Event()
+    first = cache.enter(PROMPT)
+    cache.until(lambda: cache.cache.busy)
+    first.prefetch.deadline = 0.0
+    assert not cache.cache.prefetch_pending(first.prefetch)
+    second = cache.enter([7, 7, 7, 7, *PROMPT])
+    assert not cache.cache.prefetch_pending(second.prefetch)
+    volume.gates["read"].set()
+    cache.settle()
+    third = cache.enter([8, 8, 8, 8, *PROMPT])
+    assert cache.cache.prefetch_pending(third.prefetch), "storage answers again"
+    for visit in (first, second, third):
+        cache.cache.end_prefetch(visit.prefetch)
+    cache.settle()
+
+
 def test_a_lookup_that_hangs_is_given_up_too(rig: MakeRig, volume: Any, tools: SimpleNamespace) -> None:
     store_prompt(rig, volume)
     cache = rig(backend=volume)

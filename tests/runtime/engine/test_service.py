@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from speccache_runtime.cache import paired
 from speccache_runtime.cache.storage.file import FileBackend
 from speccache_runtime.config import EngineConfig, StorageConfig
 from speccache_runtime.core import Finish, Output, Request, SamplingParams, Tier
@@ -335,6 +336,31 @@ def test_a_flush_that_takes_too_long_is_given_up(
     service.drain(PATIENCE_S, 0.05)
     assert "not written" in caplog.text
     service.stop()  # while the write hangs
+    go_on.set()
+
+
+def test_reads_that_hang_hold_up_neither_requests_nor_the_flush(
+    start: Start,
+    config: EngineConfig,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    tools: SimpleNamespace,
+) -> None:
+    text = tools.random_tokens(41, seed=3)
+    first = start()
+    submit(first, "r", text, 2).wait()
+    first.drain(PATIENCE_S, PATIENCE_S)
+    go_on = threading.Event()
+    monkeypatch.setattr(FileBackend, "read", lambda *_: go_on.wait(PATIENCE_S))
+    monkeypatch.setattr(paired, "PREFETCH_DEADLINE_S", 0.01)
+    second = start()
+    for n in range(3):
+        last = submit(second, f"r{n}", [*text[:24], n, *text[25:]], 2).wait()
+        assert last.finish is Finish.LENGTH
+    second.drain(PATIENCE_S, PATIENCE_S)
+    assert config.storage is not None
+    assert len(tools.stored(config.storage.path, "t")) == 5 + 3 * 2
+    assert "not written" not in caplog.text
     go_on.set()
 
 
