@@ -29,7 +29,9 @@ def lacking(image: oci.Image) -> list[oci.Content]:
 def put(image: oci.Image, name: str) -> int:
     """Gives containerd what it lacks of `image` and names it; returns the bytes sent. Raises `ImageError`.
 
-    Afterwards it has the layers unpacked only: their packed form would just take the same space again.
+    Afterwards it has the layers unpacked only: their packed form would just take the same space again. That is why an
+    image comes in under a name of its own: were the old one to lose its name first, containerd might clear away layers
+    that both share before the new one holds them.
     """
     parts = lacking(image)
     if not parts and _names().get(name) == image.manifest.digest:
@@ -40,13 +42,15 @@ def put(image: oci.Image, name: str) -> int:
         assert importer.stdin is not None
         assert importer.stdout is not None
         try:
-            oci.write(image, name, parts, importer.stdin)
+            oci.write(image, f"{name}-incoming", parts, importer.stdin)
             importer.stdin.close()
         except BrokenPipeError:
             pass  # it gave up; its own words, read next, say more
         words = importer.stdout.read().decode(errors="replace")
     if importer.returncode != 0:
         raise ImageError(f"{name}: {words.strip()}")
+    ctr("images", "tag", "--force", f"{name}-incoming", name)
+    ctr("images", "remove", f"{name}-incoming")
     ctr("content", "delete", *(layer.digest for layer in image.layers))
     return sum(part.size for part in parts)
 
