@@ -66,6 +66,7 @@ class Engine:
         self._emit = emit
         self._proposals: dict[str, Tensor] = {}
         self._sequences: dict[str, Sequence] = {}
+        self._preemptions = 0
         self.scheduler = Scheduler(cache, max_running=max_running, prefill_budget=prefill_budget)
 
     # ---- requests
@@ -260,6 +261,8 @@ class Engine:
         """Refreshes the gauges of queues and pages."""
         self._metrics.running.set(len(self.scheduler.running))
         self._metrics.waiting.set(len(self.scheduler.waiting))
+        self._metrics.preemptions.inc(self.scheduler.preemptions - self._preemptions)
+        self._preemptions = self.scheduler.preemptions
         self.cache.update_gauges()
 
 
