@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 
 from stage.kube import SCD, Change, Late, Object
-from stage.objects import conditions, holds, is_leaving, is_settled, pod_state, summary
+from stage.objects import conditions, holds, is_leaving, is_settled, pod_state
 from stage.venue import Venue
 
 from speccache_api import names
@@ -17,9 +17,16 @@ class Progress:
 
     def __init__(self) -> None:
         self._began = time.monotonic()
+        self._states: dict[str, str] = {}
 
     def __call__(self, text: str, end: str = "\n") -> None:
         self.more(f"[{time.monotonic() - self._began:6.1f} s] {text}{end}")
+
+    def state(self, of: str, text: str) -> None:
+        """Tells a state of something, unless it is the one that was told last."""
+        if self._states.get(of) != text:
+            self._states[of] = text
+            self(text)
 
     def more(self, text: str) -> None:
         """Goes on with a line."""
@@ -43,42 +50,43 @@ def follow(venue: Venue, namespace: str, name: str, say: Progress, *, seconds: f
         while not view.done:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise Late(f"{name} does not serve after {seconds:.0f} s: {view.line}")
+                raise Late(f"{name} does not serve after {seconds:.0f} s: {view.resource}; {view.pods}")
             with suppress(queue.Empty):
-                if view.take(changes.get(timeout=left)):
-                    say(view.line)
+                say.state(*view.take(changes.get(timeout=left)))
 
 
 class _View:
-    """The last states of the resource and of its pods, as one line."""
+    """The last states of the resource and of its pods."""
 
     def __init__(self) -> None:
         self._resource: Object | None = None
         self._pods: dict[str, Object] = {}
-        self.line = ""
 
-    def take(self, change: Change) -> bool:
-        """True when the line is another one now."""
-        if change.obj["kind"] != names.KIND:
-            self._pods.pop(change.obj["metadata"]["name"], None)
-            if not change.gone:
-                self._pods[change.obj["metadata"]["name"]] = change.obj
-        else:
+    def take(self, change: Change) -> tuple[str, str]:
+        """What has changed, and its state now."""
+        if change.obj["kind"] == names.KIND:
             self._resource = None if change.gone else change.obj
-        before, self.line = self.line, self._line()
-        return bool(self._resource) and self.line != before
+            return "resource", self.resource
+        self._pods.pop(change.obj["metadata"]["name"], None)
+        if not change.gone:
+            self._pods[change.obj["metadata"]["name"]] = change.obj
+        return "pods", f"  {self.pods}"
+
+    @property
+    def resource(self) -> str:
+        if self._resource is None:
+            return "the resource does not exist"
+        ready = conditions(self._resource).get("Ready")
+        if ready is None:
+            return "the operator has not seen the resource"
+        return f"Ready={ready['status']} {ready['reason']}: {ready['message']}"
+
+    @property
+    def pods(self) -> str:
+        return ", ".join(f"pod {name} {pod_state(pod)}" for name, pod in sorted(self._pods.items())) or "no pod"
 
     @property
     def done(self) -> bool:
         # The resource's status may be a moment behind its pods.
         serving = all(holds(pod, "Ready") and not is_leaving(pod) for pod in self._pods.values())
         return bool(self._resource and self._pods and is_settled(self._resource) and serving)
-
-    def _line(self) -> str:
-        pods = ", ".join(f"pod {name} {pod_state(pod)}" for name, pod in sorted(self._pods.items())) or "no pod"
-        if self._resource is None:
-            return pods
-        ready = conditions(self._resource).get("Ready")
-        if ready is None:
-            return f"{pods}; {summary(self._resource)}"
-        return f"Ready={ready['status']} {ready['reason']}: {ready['message']}; {pods}"
