@@ -302,6 +302,26 @@ def test_a_use_of_the_device_copy_keeps_the_host_copy_too() -> None:
     assert (hot.host is not None, cold.host is not None) == (True, False)
 
 
+def test_pages_that_come_from_storage_are_older_than_their_parent() -> None:
+    index = Index(device_pages=4, host_pages=8)
+    publish_chain(index, (1, 1))
+    chain = chain_of((1, 1, 1, 1, 1))
+    for at in (2, 3, 4):
+        index.add_host(
+            chain.keys[at],
+            chain.parent(at),
+            chain.packed[at],
+            index.take_host(1)[0],
+            draft=True,
+            successors=(),
+        )
+    left = []
+    for count in (6, 7, 8):
+        index.give_host(index.take_host(count))
+        left.append([e.key for e in index.walk(chain.keys, chain.packed)])
+    assert left == [chain.keys[:4], chain.keys[:3], chain.keys[:2]]
+
+
 def test_a_page_whose_parent_is_unknown_goes_first() -> None:
     index = Index(device_pages=2, host_pages=3)
     old = chain_of((1,))

@@ -36,8 +36,12 @@ def test_recompute_gives_the_hit_up_from_a_damaged_draft_half_and_writes_it_anew
 ) -> None:
     tools.damage(volume.path(keys[2], Half.DRAFT), how)
     second = rig(backend=volume)
+    volume.calls.clear()
     hit = second.run(PROMPT)
     assert (tools.cached(hit), hit.draft_absent) == ({"storage": 2}, 0)
+    if how == "deleted":
+        read = {key for operation, _, key in volume.calls if operation == "read"}
+        assert read == {key.hex() for key in keys[:2]}, "pages were read that could not be used"
     second.close()
     corrupt = 0 if how == "deleted" else 1
     assert second.value("page_lookups", tier="storage", half="draft", result="corrupt") == corrupt

@@ -148,6 +148,31 @@ def test_a_prompt_longer_than_the_host_tier_keeps_its_beginning_there(rig: MakeR
     assert on_host(cache) == set(cache.keys(prompt)[:3])
 
 
+def test_a_running_request_is_younger_than_one_that_ended(rig: MakeRig, tools: SimpleNamespace) -> None:
+    cache = rig(host_pages=6, device_pages=16)
+    cache.run([1] * 13)
+    visit = cache.enter([2] * 13)
+    cache.admit(visit)
+    cache.compute(visit)
+    cache.settle()
+    cache.run([3] * 13)  # three more pages on a full host
+    cache.settle()
+    assert on_host(cache) == set(cache.keys([2] * 13) + cache.keys([3] * 13))
+    cache.release(visit)
+
+
+def test_who_ended_last_was_used_last(rig: MakeRig, tools: SimpleNamespace) -> None:
+    cache = rig(host_pages=0, device_pages=8)
+    visits = {name: cache.enter([name] * 13) for name in (1, 2)}
+    for visit in visits.values():
+        cache.admit(visit)
+        cache.compute(visit)
+    cache.release(visits[2])
+    cache.release(visits[1])
+    cache.run([3] * 12)
+    assert {e.key for e in cache.cache.index.entries()} >= set(cache.keys([1] * 13))
+
+
 def test_pages_that_the_host_gave_up_are_copied_again_below_their_children(
     rig: MakeRig, tools: SimpleNamespace
 ) -> None:
