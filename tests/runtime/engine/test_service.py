@@ -111,6 +111,14 @@ def submit(service: EngineService, name: str, prompt: list[int], new: int) -> Cl
     return client
 
 
+def until(condition: Callable[[], bool]) -> None:
+    """Waits for something that another thread will do."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.001)
+
+
 def hold(service: EngineService) -> threading.Event:
     """Keeps the engine thread in its next step until the event is set."""
     go_on = threading.Event()
@@ -252,6 +260,7 @@ def test_a_failure_ends_everybody_with_an_error_and_stays_visible(
     assert service._built is not None
     engine = service._built.engine
     running = submit(service, "running", [1, 2, 3], 50)
+    until(lambda: engine.num_requests == 1)
 
     def broken(*_: object) -> None:
         raise RuntimeError("the device is gone")
@@ -291,9 +300,7 @@ def test_a_drain_refuses_new_requests_and_finishes_and_stores_the_running_ones(
     clients = [submit(service, f"r{n}", text[n:], 20) for n in range(6)]
     drained = threading.Thread(target=lambda: service.drain(PATIENCE_S, PATIENCE_S))
     drained.start()
-    deadline = time.monotonic() + PATIENCE_S
-    while service.ready:
-        assert time.monotonic() < deadline
+    until(lambda: not service.ready)
     with pytest.raises(Draining) as refused:
         submit(service, "late", [1], 1)
     assert refused.value.retry_after > 0
