@@ -5,6 +5,9 @@ from stage.kube import Kubectl
 _PASSING = {"events", "events.events.k8s.io", "componentstatuses"}
 """Kinds that come and go by themselves."""
 
+_CONTROL_PLANE = ("kube-system", "kube-node-lease")
+"""Their Leases belong to API servers and nodes, which may be started anew at any time."""
+
 
 def inventory(kubectl: Kubectl) -> frozenset[str]:
     """Every object as `kind namespace/name`."""
@@ -14,5 +17,7 @@ def inventory(kubectl: Kubectl) -> frozenset[str]:
     found = set()
     for line in text.splitlines():
         kind, group, namespace, name = line.split()
+        if kind == "Lease" and namespace in _CONTROL_PLANE:
+            continue
         found.add(f"{kind}.{group} {namespace}/{name}".replace("<none>/", ""))
     return frozenset(found)
