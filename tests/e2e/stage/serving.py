@@ -95,8 +95,9 @@ def wait_running(url: str, count: int, seconds: float = 60) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPeak:
-    """The most bytes at any time since the pod's start: of the container with its page cache (which the kernel drops
-    before it kills), and of the serving process alone.
+    """The most bytes at any time since the pod's start. `total` is what the container was charged with, page cache
+    included (which the kernel drops before it kills); `process` is what the serving process had resident, libraries
+    included that were read before and are charged to others.
     """
 
     total: int
