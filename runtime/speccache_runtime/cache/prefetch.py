@@ -125,8 +125,10 @@ class Prefetcher:
             if page.key in self._reading:
                 self._reading[page.key][1].append(prefetch)
                 prefetch.waiting_for.add(page.key)
-            elif self._index.find(page.key, page.packed) is None:
+            elif (entry := self._index.find(page.key, page.packed)) is None:
                 new.append((page, has_draft))
+            elif entry.host is not None:  # read for another request since this one asked
+                self._land(prefetch, entry)
         hosts = self._index.take_host(len(new))
         if len(hosts) < len(new):
             self._metrics.dropped_pages.labels(reason="host_full_prefetch").inc(len(new) - len(hosts))
@@ -155,11 +157,14 @@ class Prefetcher:
             for prefetch in waiters:
                 prefetch.waiting_for.discard(page.key)
                 if entry is not None and not prefetch.closed:
-                    prefetch.landed.add(page.key)
-                    prefetch.pinned[page.key] = entry
-                    self._index.pin_host([entry])
+                    self._land(prefetch, entry)
 
         return then
+
+    def _land(self, prefetch: Prefetch, entry: Entry) -> None:
+        prefetch.landed.add(entry.key)
+        prefetch.pinned[entry.key] = entry
+        self._index.pin_host([entry])
 
     def _count(self, half: str, result: str, pages: int) -> None:
         if pages:

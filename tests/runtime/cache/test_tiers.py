@@ -270,6 +270,26 @@ def test_two_requests_that_want_the_same_pages_read_them_once(
         cache.release(visit)
 
 
+def test_a_slow_lookup_is_given_what_was_read_meanwhile(rig: MakeRig, volume: Any, tools: SimpleNamespace) -> None:
+    store_prompt(rig, volume)
+    cache = rig(backend=volume, host_pages=4, device_pages=12)
+    volume.calls.clear()
+    held = volume.gates["exists"] = threading.Event()
+    slow = cache.enter(PROMPT)
+    cache.until(lambda: any(operation == "exists" for operation, _, _ in volume.calls))
+    del volume.gates["exists"]
+    quick = cache.enter(PROMPT[:9])
+    cache.wait_prefetch(quick)
+    cache.cache.end_prefetch(quick.prefetch)
+    held.set()
+    cache.wait_prefetch(slow)
+    for other in (7, 8, 9):  # they would take the host pages that the quick request read
+        cache.run([other] * (12 * tools.PAGE))
+        cache.settle()
+    assert tools.cached(cache.admit(slow)) == {"storage": 4}
+    cache.release(slow)
+
+
 def test_what_has_come_for_a_waiting_request_is_kept_for_it(rig: MakeRig, volume: Any, tools: SimpleNamespace) -> None:
     store_prompt(rig, volume)
     cache = rig(backend=volume, host_pages=4, device_pages=12)
