@@ -14,6 +14,8 @@ RUN := uv run --no-sync
 CLUSTER_TOOL := $(RUN) python tests/cluster/cluster.py
 TEST_TYPES := MYPYPATH=tests/cluster:tests/e2e:crds:operator:runtime $(RUN) mypy --explicit-package-bases tests/conftest.py
 WITHOUT_CLUSTER := --ignore=tests/e2e --ignore=tests/gpu
+# In the order of the files: those that take long are not the last.
+IN_PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 OWN_CLUSTER := $(if $(filter existing,$(CLUSTER)),,build cluster)
 
 # $(call phase,NAME,COMMAND): says what begins, and how long it took.
@@ -56,7 +58,7 @@ lint: setup ## formatting, ruff, strict types, import contracts
 
 check: lint ## lint and every test that needs no node
 	@$(CLUSTER_TOOL) programs --api --helm
-	$(call phase,tests without a cluster,$(RUN) pytest $(WITHOUT_CLUSTER))
+	$(call phase,tests without a cluster,$(RUN) pytest $(IN_PARALLEL) $(WITHOUT_CLUSTER))
 
 gpu: setup ## the tests that need an NVIDIA GPU
 	$(RUN) pytest tests/gpu
