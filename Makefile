@@ -9,6 +9,8 @@ CACHE := $(or $(SPECCACHE_CACHE),$(HOME)/.cache/speccache)
 # uv comes from the machine or, when it has none, from the cache (tests/cluster/prepare.sh). Go's usual place is added.
 export PATH := $(PATH):$(CACHE)/uv/bin:/usr/local/go/bin
 export UV_PYTHON_DOWNLOADS := never
+# The machine says whom to trust: a proxy that signs anew is in its store, and not in the one that uv brings.
+export UV_SYSTEM_CERTS := true
 
 RUN := uv run --no-sync
 CLUSTER_TOOL := $(RUN) python tests/cluster/cluster.py
