@@ -24,7 +24,10 @@ _TILE = 2048  # elements that one program has in flight: 16 KiB
 _PROGRAMS = 16  # programs per launch: they fill the link (see docs/benchmarks.md), the other SMs stay with the model
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+# Compiled once for all numbers of pages: a variant for each kind of number would cost a request its compilation.
+@triton.jit(  # type: ignore[untyped-decorator]
+    do_not_specialize=["items"], do_not_specialize_on_alignment=["dst_pages", "src_pages"]
+)
 def _move_pages(  # type: ignore[no-untyped-def]
     dst, src, dst_pages, src_pages, dst_stride, src_stride, words, tiles, items, TILE: tl.constexpr
 ):

@@ -21,6 +21,7 @@ from speccache_runtime.cache.storage_metrics import StorageMetrics
 from speccache_runtime.config import EngineConfig
 from speccache_runtime.core import Output
 from speccache_runtime.engine.engine import Engine
+from speccache_runtime.engine.warmup import warm_up
 from speccache_runtime.errors import ConfigError, ModelError
 from speccache_runtime.metrics import Metrics
 from speccache_runtime.model.draft import Eagle3Head, eagle3_aux_layers, load_eagle3
@@ -56,11 +57,13 @@ def build_engine(
     pages = _device_pages(config, device, sum(s.layout.page_bytes for s in shapes))
     pool = KVPool(shapes[0], pages, device)
     cache = PairedCache(pool, host_pages=config.host_pages, answer=_missing_draft(config), metrics=metrics)
-    proposer = None
+    proposer, draft_pool = None, None
     if head is not None:
         draft_pool = KVPool(shapes[1], pages, device)
         cache.register_draft(draft_pool, lookahead=Eagle3Proposer.lookahead)
         proposer = Eagle3Proposer(head, draft_pool, cache.wait_draft)
+    if device.type == "cuda":
+        warm_up(target, pool, draft_pool, proposer, budget=config.prefill_budget, num_steps=config.num_steps)
     cache.open(store, wake)
     engine = Engine(
         target=target,

@@ -1,0 +1,66 @@
+"""Made-up requests before the first real one.
+
+On a GPU the first use of a kernel compiles or chooses it, seconds altogether; without this, the first long request
+would pay. The requests run in an engine of their own, which shares models and pools with the real one and nothing else:
+no page of theirs is known afterwards, and no metric counts them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry
+
+from speccache_runtime.cache.paired import PairedCache
+from speccache_runtime.cache.policy import MissingDraft
+from speccache_runtime.cache.pool import KVPool
+from speccache_runtime.core import Request, SamplingParams
+from speccache_runtime.engine.engine import Engine
+from speccache_runtime.metrics import Metrics
+from speccache_runtime.model.target import Target
+from speccache_runtime.speculative.proposer import Proposer
+
+HOST_PAGES = 16
+_POLL_S = 0.001
+
+
+def warm_up(
+    target: Target, pool: KVPool, draft_pool: KVPool | None, proposer: Proposer | None, *, budget: int, num_steps: int
+) -> None:
+    """Uses every kind of step once: long and chunked prefill, decoding and verifying alone and in a batch, greedy and
+    sampled, pages to the host and back. Before the real cache opens; leaves made-up values in both pools."""
+    metrics = Metrics(CollectorRegistry())
+    cache = PairedCache(pool, host_pages=HOST_PAGES, answer=MissingDraft.RECOMPUTE, metrics=metrics)
+    if draft_pool is not None and proposer is not None:
+        cache.register_draft(draft_pool, lookahead=proposer.lookahead)
+    cache.open(None, lambda: None)
+    engine = Engine(
+        target=target,
+        pool=pool,
+        cache=cache,
+        proposer=proposer,
+        num_steps=num_steps,
+        max_running=2,
+        prefill_budget=budget,
+        metrics=metrics,
+        emit=lambda output: None,
+    )
+    new = 2 * (num_steps + 1)
+    room = min(pool.num_pages * cache.page_size, target.facts.max_positions) // 2 - new
+    long, short = min(2 * budget + 1, room), min(2 * cache.page_size + 1, room)
+    if short > 0:
+        _run(engine, [[0] * long], new)
+        _run(engine, [[1] * short, [2] * short], new)
+        index = cache.index
+        index.give_device(index.take_device(index.device.num_available) or [])
+        _run(engine, [[1] * short, [2] * short], new)
+    cache.close()
+
+
+def _run(engine: Engine, prompts: Sequence[Sequence[int]], new: int) -> None:
+    for number, prompt in enumerate(prompts):
+        engine.add(Request(str(number), tuple(prompt), SamplingParams(max_tokens=new, temperature=float(number))))
+    while engine.num_requests or engine.cache.busy:
+        if not engine.step():
+            time.sleep(_POLL_S)  # a copy ends without waking anybody
