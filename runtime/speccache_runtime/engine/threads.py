@@ -7,10 +7,27 @@ built-in pair, two take 14.7. A prefill of the same model, or any step of a larg
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import torch
 
 SERIAL_FLOP = 2e8
 """Steps below this many floating-point operations (a few milliseconds of one core) run on one thread."""
+
+
+def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Cores that this process may keep busy: those it may run on, and no more than its pod's CPU limit allows.
+
+    A pod without a limit, or a process outside a container, has no quota (cgroup v2, `cpu.max`). Of a fraction the
+    whole part counts: a thread beyond the quota is stopped in the middle of a step, and the others wait for it.
+    """
+    allowed = len(os.sched_getaffinity(0))
+    try:
+        quota, period = (cgroup / "cpu.max").read_text().split()
+    except OSError:
+        return allowed
+    return allowed if quota == "max" else max(1, min(allowed, int(quota) // int(period)))
 
 
 class CpuThreads:
@@ -18,8 +35,8 @@ class CpuThreads:
 
     def __init__(self, parameters: int) -> None:
         self._flop_per_row = 2 * parameters
-        self._all = torch.get_num_threads()
-        self._current = self._all
+        self._all = min(torch.get_num_threads(), usable_cores())
+        self._current = torch.get_num_threads()
 
     def fit(self, rows: int) -> None:
         """Sets the number of threads for a pass over `rows` tokens."""
