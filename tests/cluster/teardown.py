@@ -4,6 +4,7 @@ The order matters: the kubelet itself must take the pods away, because only it k
 groups. What it could not finish (killed, or its API server gone) is cleaned up after it.
 """
 
+import contextlib
 import os
 import shutil
 import signal
@@ -89,5 +90,8 @@ def _remove_traces() -> None:
         if f"{RUN}/" in result.read_text():  # of a pod whose network namespace lies there
             result.unlink()
     Path("/var/lib/kubelet/device-plugins/kubelet.sock").unlink(missing_ok=True)
+    for folder in ("lib/cni/results", "lib/cni", "lib/kubelet/device-plugins", "lib/kubelet", "log/containers"):
+        with contextlib.suppress(OSError):  # gone, or somebody else's too
+            Path("/var", folder).rmdir()
     for name in ("sandboxes", "containers"):
         shutil.rmtree(IMAGE_STORE / "io.containerd.grpc.v1.cri" / name, ignore_errors=True)
