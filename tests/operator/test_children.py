@@ -180,7 +180,7 @@ def test_the_grace_period_covers_the_drain(context: Any) -> None:
 def test_probes_ask_what_the_runtime_answers(context: Any) -> None:
     container = _container(stateful_set.build(context()))
     paths = {kind: container[kind]["httpGet"]["path"] for kind in ("startupProbe", "readinessProbe", "livenessProbe")}
-    assert paths == {"startupProbe": "/health", "readinessProbe": "/ready", "livenessProbe": "/health"}
+    assert paths == {"startupProbe": "/ready", "readinessProbe": "/ready", "livenessProbe": "/health"}
     assert container["startupProbe"]["periodSeconds"] * container["startupProbe"]["failureThreshold"] >= 600
     assert container["ports"][0]["containerPort"] == names.HTTP_PORT
 

@@ -64,7 +64,8 @@ def _container(ctx: BuildContext, sized: Sized, mounts: list[dict[str, Any]]) ->
         "env": pods.environment(),
         "ports": [{"name": names.HTTP_PORT_NAME, "containerPort": names.HTTP_PORT, "protocol": "TCP"}],
         "resources": container_resources(ctx, sized),
-        "startupProbe": _probe("/health", period=5, failures=START_SECONDS // 5),
+        # Until the model is loaded; the others begin at once when it succeeds, so its period is what a restart waits.
+        "startupProbe": _probe("/ready", period=2, failures=START_SECONDS // 2),
         "readinessProbe": _probe("/ready", period=5, failures=2),
         "livenessProbe": _probe("/health", period=10, failures=6),
         "volumeMounts": mounts,
