@@ -147,6 +147,7 @@ def main() -> int:
         elif chosen.command == "down":
             with one_at_a_time():
                 teardown.down()
+            say(f"the cluster is gone; built programs and images stay in {CACHE} (`make clean` removes them)")
         elif chosen.command == "status":
             return 0 if status(as_json=chosen.json) else 1
         elif chosen.command == "images":
