@@ -41,7 +41,9 @@ def _draw(logits: Tensor, params: SamplingParams, position: int) -> Tensor:
     sorted_probs, order = probs.sort(descending=True, stable=True)
     cumulative = sorted_probs.cumsum(dim=0)
     # The smallest set that reaches top_p: a token stays if the mass before it is still below top_p.
-    kept = torch.where(cumulative - sorted_probs < params.top_p, sorted_probs, 0.0)
+    stays = cumulative - sorted_probs < params.top_p
+    stays[0] = True  # the smallest set has one token; a tiny top_p is 0 in float32, and nothing is below that
+    kept = torch.where(stays, sorted_probs, 0.0)
     mass = kept.cumsum(dim=0)
     point = _uniform(params.seed, position) * mass[-1]
     index = torch.searchsorted(mass, point, right=True)
