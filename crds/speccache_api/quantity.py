@@ -20,6 +20,8 @@ pen.
 
 _PARTS = re.compile(r"([0-9]{1,19})(?:\.([0-9]{1,9}))?([A-Za-z]{0,2})")
 
+_EXPONENT = re.compile(r"([0-9]{1,19})(?:\.([0-9]{1,9}))?[eE]([+-]?[0-9]{1,2})")
+
 _POWERS: tuple[int, ...] = tuple(10**digits for digits in range(10))
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
@@ -46,7 +48,14 @@ def parse_bytes(value: str | int) -> int:
 
 
 def parse_amount(value: str) -> Fraction:
-    """An amount of any resource as an exact number: `500m` is one half, `2Ki` is 2048. Raises ValueError."""
+    """An amount of any resource as an exact number: `500m` is one half, `2Ki` is 2048, `2e9` what it says.
+
+    Raises ValueError.
+    """
+    power = _EXPONENT.fullmatch(value)
+    if power is not None:
+        whole, fraction, exponent = power.groups(default="")
+        return Fraction(int(whole + fraction), _POWERS[len(fraction)]) * Fraction(10) ** int(exponent)
     match = _PARTS.fullmatch(value)
     if match is None or (match.group(3) not in _UNITS and match.group(3) != "m"):
         raise ValueError(f"give an amount such as 500m, 2 or 4Gi, found {value!r}")

@@ -49,6 +49,12 @@ class Cluster(Protocol):
         With `metadata.uid` in `obj`, Conflict means that the object is gone or another one.
         """
 
+    async def merge(self, ref: Ref, patch: Object) -> Object:
+        """JSON merge patch: lists are replaced, a null removes. Answers the new object.
+
+        With `metadata.uid` in `patch`, Conflict means that the object is another one; NotFound that it is gone.
+        """
+
     async def create(self, obj: Object) -> Object:
         """Create; Conflict when the name is taken."""
 
@@ -131,6 +137,11 @@ class KubernetesCluster:
         path = ref.kind.path(ref.namespace, ref.name) + (f"/{subresource}" if subresource else "")
         query = {"fieldManager": self._field_manager, "force": "true", "fieldValidation": "Strict"}
         return await self._request("PATCH", path, query=query, body=obj, content_type="application/apply-patch+yaml")
+
+    async def merge(self, ref: Ref, patch: Object) -> Object:
+        """See Cluster."""
+        path, query = ref.kind.path(ref.namespace, ref.name), {"fieldManager": self._field_manager}
+        return await self._request("PATCH", path, query=query, body=patch, content_type="application/merge-patch+json")
 
     async def create(self, obj: Object) -> Object:
         """See Cluster."""

@@ -99,12 +99,13 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One aspect's answer."""
+    """One aspect's answer. `earlier` says that it is about the configuration before the newest one."""
 
     type: str
     status: Status
     reason: Reason
     message: str
+    earlier: bool = False
 
     @property
     def holds(self) -> bool:

@@ -2,8 +2,8 @@
 
 An unchanged object must cost no write, and the API server fills in hundreds of defaults, so equality is the wrong
 question. Two checks are enough: the digest of what was last applied (an annotation) tells a changed plan, fields
-removed from it included; "everything we planned is in there" tells drift. A false alarm is harmless: applying the
-same again changes nothing.
+removed from it included; "everything we planned is in there" tells drift. The API server writes amounts in its own
+form and leaves out what is empty, which is no drift: a false alarm would be one in every pass.
 """
 
 import hashlib
@@ -12,9 +12,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from speccache_api import names
-from speccache_operator.kinds import Object
+from speccache_api.quantity import parse_amount
+from speccache_operator.kinds import SERVICE, Object, kind_of
 
 ANNOTATION_PLAN_HASH = f"{names.API_GROUP}/plan-hash"
+
+_AMOUNTS = ("requests", "limits")
+_CLOSED = ("selector",)
+"""Maps to which nobody may add: one label more, and a Service finds no pod."""
 
 
 def stamped(obj: Object) -> Object:
@@ -36,6 +41,19 @@ def drifted(live: Object, planned: Object) -> bool:
     return not _contains(live, planned)
 
 
+def reset(live: Object, planned: Object) -> Object | None:
+    """A merge patch that takes out of `live` what server-side apply leaves in; None when there is no such thing.
+
+    Apply merges the ports of a Service by their numbers and its selector by keys, so that a changed port would be
+    joined by the right one under the same name, which is refused, and a label more would stay.
+    """
+    if kind_of(planned) is not SERVICE:
+        return None
+    wanted = planned["spec"]
+    extra = {key: None for key in live["spec"].get("selector") or {} if key not in wanted["selector"]}
+    return {"spec": {"selector": {**wanted["selector"], **extra}, "ports": wanted["ports"]}}
+
+
 def _stamp(obj: Object) -> str | None:
     value: str | None = obj["metadata"].get("annotations", {}).get(ANNOTATION_PLAN_HASH)
     return value
@@ -45,10 +63,32 @@ def _contains(live: Any, wanted: Any) -> bool:
     if isinstance(wanted, Mapping):
         if not wanted and live is None:
             return True
-        return isinstance(live, Mapping) and all(key in live and _contains(live[key], wanted[key]) for key in wanted)
+        return isinstance(live, Mapping) and all(_contains_field(live, key, wanted[key]) for key in wanted)
     if isinstance(wanted, Sequence) and not isinstance(wanted, str):
         return _contains_items(live, wanted)
     return bool(live == wanted)
+
+
+def _contains_field(live: Mapping[str, Any], key: str, wanted: Any) -> bool:
+    if key not in live:
+        return wanted in ({}, [])
+    if (
+        key in _CLOSED
+        and isinstance(wanted, Mapping)
+        and isinstance(live[key], Mapping)
+        and len(live[key]) > len(wanted)
+    ):
+        return False
+    if key in _AMOUNTS and isinstance(wanted, Mapping) and isinstance(live[key], Mapping):
+        return all(name in live[key] and _same_amount(live[key][name], amount) for name, amount in wanted.items())
+    return _contains(live[key], wanted)
+
+
+def _same_amount(live: Any, wanted: Any) -> bool:
+    try:
+        return parse_amount(str(live)) == parse_amount(str(wanted))
+    except ValueError:
+        return bool(live == wanted)
 
 
 def _contains_items(live: Any, wanted: Sequence[Any]) -> bool:

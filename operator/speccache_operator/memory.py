@@ -17,10 +17,14 @@ RECHECK_NODES_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The answer. `memory` is None when it cannot be computed; `allowed` is False when no pod may be made."""
+    """The answer. `memory` is None when it cannot be computed; `allowed` is False when no pod may be made.
+
+    `limit` is the pods' memory limit in bytes: the computed one, or the user's with memory.policy Manual.
+    """
 
     condition: Condition
     memory: MemoryPlan | None = None
+    limit: int | None = None
     allowed: bool = False
     again_after: float | None = None
 
@@ -38,12 +42,12 @@ def look(spec: Spec, inspection: Inspection, nodes: tuple[NodeCapacity, ...] | N
     largest = largest_node(spec, nodes or ())
     if largest is not None and limit > largest.memory:
         text = (
-            f"a pod needs {format_bytes(limit)} ({terms(memory)}), and the largest node that fits, {largest.name},"
-            f" offers {_rounded(largest.memory)}; lower spec.kvCache.host, or add a larger node. No pod is made"
+            f"a pod needs {_named(spec, memory, limit)}, and the largest node that fits, {largest.name},"
+            f" offers {_rounded(largest.memory)}; {_remedy(spec, memory)}, or add a larger node. No pod is made"
         )
         condition = _condition("False", Reason.EXCEEDS_NODE_ALLOCATABLE, text)
-        return Finding(condition, memory, again_after=RECHECK_NODES_SECONDS)
-    return Finding(_sized(spec, memory, limit), memory, allowed=True)
+        return Finding(condition, memory, limit, again_after=RECHECK_NODES_SECONDS)
+    return Finding(_sized(spec, memory, limit), memory, limit, allowed=True)
 
 
 def pod_limit(spec: Spec, memory: MemoryPlan) -> int:
@@ -74,6 +78,25 @@ def terms(memory: MemoryPlan) -> str:
         "overhead": memory.overhead,
     }
     return " + ".join(f"{name} {_rounded(size)}" for name, size in parts.items() if size)
+
+
+def _named(spec: Spec, memory: MemoryPlan, limit: int) -> str:
+    """The limit with where it comes from."""
+    if spec.memory.policy == "Manual":
+        return f"{format_bytes(limit)} (resources.limits.memory)"
+    return f"{format_bytes(limit)} ({terms(memory)})"
+
+
+def _remedy(spec: Spec, memory: MemoryPlan) -> str:
+    """What to lower: the field behind the largest term."""
+    if spec.memory.policy == "Manual":
+        return "lower spec.resources.limits.memory"
+    fields = {
+        "lower spec.kvCache.host": memory.host_target + memory.host_draft,
+        "lower spec.kvCache.device or serve a smaller model": memory.device,
+        "lower spec.memory.overhead": memory.overhead,
+    }
+    return max(fields, key=lambda field: fields[field])
 
 
 def _sized(spec: Spec, memory: MemoryPlan, limit: int) -> Condition:

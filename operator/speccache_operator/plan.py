@@ -12,13 +12,10 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from speccache_api import fingerprint, names
-from speccache_api.geometry import Inspection
+from speccache_api import names
 from speccache_api.resource import InvalidResource, SpecCacheDeployment
-from speccache_api.sizing import kv_dtype
-from speccache_api.status import summary
 from speccache_api.wire import build_wire
-from speccache_operator import inspection, memory, rollout, storage
+from speccache_operator import facts, inspection, memory, rollout, storage
 from speccache_operator.children import (
     claim,
     config_map,
@@ -41,7 +38,7 @@ from speccache_operator.conditions import (
     head,
 )
 from speccache_operator.context import BuildContext, RuntimeImage, Sized
-from speccache_operator.drift import drifted, replanned, stamped
+from speccache_operator.drift import drifted, replanned, reset, stamped
 from speccache_operator.kinds import CLAIM, JOB, STATEFUL_SET, Key, Object, Ref
 from speccache_operator.observed import Observed
 from speccache_operator.ownership import Owner, owner_of
@@ -60,11 +57,15 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """An object to apply. `uid` is the live object's, None when there is none."""
+    """An object to apply. `uid` is the live object's, None when there is none.
+
+    `reset` is a merge patch to send before, for what applying cannot undo.
+    """
 
     obj: Object
     uid: str | None
     cause: Cause
+    reset: Object | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ def _invalid(error: InvalidResource, live: Object | None) -> Plan:
     count = (live or {}).get("status", {}).get("readyReplicas", 0)
     still = f" ({count} pods of the earlier configuration still serve)" if count else ""
     conditions.append(Condition("Ready", "False", Reason.INVALID_RESOURCE, config.message + still))
-    return Plan(_ordered(conditions), _counts(live))
+    return Plan(_ordered(conditions), facts.counts(live))
 
 
 class _Planner:
@@ -144,7 +145,7 @@ class _Planner:
         obstacle, in_the_way = self._obstacle(wanted)
         writes = [] if in_the_way else self._writes(wanted)
         live = self.observed.at(stateful_set_ref(self._key))
-        changing = any(Ref.of(write.obj).kind is STATEFUL_SET for write in writes)
+        changing = any(_changes_pods(write, live) for write in writes)
         pods = rollout.count(self.resource, live, changing=changing)
         served = self.observed.pods_of(live, names.COMPONENT_SERVER)
         aspects = self._aspects()
@@ -156,7 +157,7 @@ class _Planner:
         ]
         return Plan(
             _ordered(conditions),
-            self._facts(live),
+            facts.of(self.resource, self.inspection.inspection, self.memory, live),
             apply=tuple(writes),
             delete=tuple(self._deletions(wanted)),
             again_after=self._again_after(obstacle, served),
@@ -182,7 +183,7 @@ class _Planner:
             service_account.build(ctx),
             service.build(ctx),
             headless_service.build(ctx),
-            claim.build(ctx),
+            claim.build(ctx) or claim.released(ctx, self.observed.claims),
             inspection_record.build(ctx),
             config_map.build(ctx),
             stateful_set.build(ctx),
@@ -217,14 +218,14 @@ class _Planner:
             if live is None:
                 writes.append(Apply(obj, None, Cause.CREATED))
                 continue
-            if ref.kind is JOB or (ref.kind is CLAIM and owner_of(live, self.resource) is not Owner.OURS):
-                continue  # a Job cannot change; a foreign claim is reported by the storage aspect
+            if ref.kind is JOB or (ref.kind is CLAIM and not self.storage.usable):
+                continue  # a Job cannot change; a claim that will not do is the storage aspect's to tell
             if ref.kind is CLAIM:
                 obj = stamped(claim.at_least(obj, live))
             if replanned(live, obj):
                 writes.append(Apply(obj, live["metadata"]["uid"], Cause.UPDATED))
             elif drifted(live, obj):
-                writes.append(Apply(obj, live["metadata"]["uid"], Cause.REPAIRED))
+                writes.append(Apply(obj, live["metadata"]["uid"], Cause.REPAIRED, reset(live, obj)))
         return writes
 
     def _deletions(self, wanted: Sequence[Object]) -> list[Delete]:
@@ -261,18 +262,6 @@ class _Planner:
             found.append(self.storage.condition)
         return found
 
-    def _facts(self, live: Object | None) -> dict[str, Any]:
-        facts = {
-            **_counts(live),
-            **summary(self.resource),
-            "selector": ",".join(f"{k}={v}" for k, v in names.selector_labels(self.resource.name).items()),
-        }
-        if self.memory is not None and self.memory.memory is not None:
-            facts["memory"] = self.memory.memory.to_status()
-        if self.inspection.inspection is not None:
-            facts |= _fingerprint(self.resource, self.inspection.inspection)
-        return facts
-
     def _again_after(self, obstacle: Condition | None, served: Sequence[Object]) -> float | None:
         wishes = [self.inspection.again_after, self.memory.again_after if self.memory else None]
         wishes.append(recheck_after(served, self.now))
@@ -281,17 +270,11 @@ class _Planner:
         return min((wish for wish in wishes if wish is not None), default=None)
 
 
-def _fingerprint(resource: SpecCacheDeployment, found: Inspection) -> dict[str, str]:
-    """The digest of the storage keys; unknown as long as nobody has read the model."""
-    if found.target.declared:
-        return {}
-    spec = resource.spec
-    return {"fingerprint": fingerprint.namespace_digest(found.target.identity, kv_dtype(spec), spec.kv_cache.page_size)}
-
-
-def _counts(live: Object | None) -> dict[str, int]:
-    status = (live or {}).get("status", {})
-    return {"replicas": status.get("replicas", 0), "readyReplicas": status.get("readyReplicas", 0)}
+def _changes_pods(write: Apply, live: Object | None) -> bool:
+    """True when the write is of the StatefulSet's spec: a label that is put back moves no pod."""
+    if Ref.of(write.obj).kind is not STATEFUL_SET:
+        return False
+    return live is None or write.cause is Cause.UPDATED or drifted({"spec": live["spec"]}, {"spec": write.obj["spec"]})
 
 
 def _ordered(conditions: Sequence[Condition]) -> tuple[Condition, ...]:

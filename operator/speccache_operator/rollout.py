@@ -92,7 +92,10 @@ def ready(
     if pods.wanted == 0:
         return Condition(READY, "False", Reason.SCALED_TO_ZERO, "spec.replicas is 0; raise it to serve")
     if pods.ready >= pods.wanted and (pods.complete or blockers):
-        return Condition(READY, "True", Reason.SERVING, _serving(resource, pods, served))
+        text = _serving(resource, pods, served)
+        if blockers:
+            text += f"; a newer configuration waits for {min(blockers, key=_rank).type}"
+        return Condition(READY, "True", Reason.SERVING, text, earlier=bool(blockers))
     trouble = worst_trouble(served, now)
     if trouble is not None:
         return Condition(READY, "False", trouble.reason, _explained(resource, trouble))

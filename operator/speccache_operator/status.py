@@ -15,6 +15,8 @@ def with_refusal(conditions: Sequence[Condition], refusal: Refusal | None) -> tu
     if refusal is None:
         return tuple(conditions)
     text = f"the API server refuses {refusal.ref}: {head(refusal.message)}"
+    if refusal.ref.kind is not CLAIM:
+        text += f"; if somebody changed {refusal.ref}, delete it: it is made anew"
     changed = {
         PROGRESSING: Condition(PROGRESSING, "False", Reason.APPLY_REFUSED, text),
         READY: Condition(READY, "False", Reason.APPLY_REFUSED, text),
@@ -61,7 +63,8 @@ def make_status(
                 "reason": condition.reason.value,
                 "message": condition.message,
                 "lastTransitionTime": old.get("lastTransitionTime", stamp) if same else stamp,
-                "observedGeneration": generation,
+                # `kubectl wait` goes by it: what serves an earlier configuration is not what was asked for last.
+                "observedGeneration": old.get("observedGeneration", generation) if condition.earlier else generation,
             }
         )
     return {"observedGeneration": generation, "conditions": entries, **facts}

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from speccache_api import names
 from speccache_api.resource import SpecCacheDeployment
+from speccache_api.spec_cache import StorageClaim
 from speccache_operator.conditions import STORAGE_READY, Condition, Reason, Status
 from speccache_operator.kinds import Object
 from speccache_operator.observed import Observed
@@ -38,7 +39,28 @@ def look(resource: SpecCacheDeployment, observed: Observed) -> Finding:
     if wanted.created and owner_of(claim, resource) is not Owner.OURS:
         text = f"claim {name} exists and is not of this resource; name it in {_FIELD}.claimName, or delete it"
         return _unusable(Reason.CLAIM_NOT_OWNED, text)
-    return _sharing(resource, name, claim) or _binding(name, claim)
+    return _other_claim(wanted, name, claim) or _sharing(resource, name, claim) or _binding(name, claim)
+
+
+def _other_claim(wanted: StorageClaim, name: str, claim: Object) -> Finding | None:
+    """A claim that was kept keeps its modes and its class; nobody can change them."""
+    if not wanted.created:
+        return None
+    modes = list(claim["spec"].get("accessModes", ()))
+    if set(modes) != set(wanted.modes):
+        text = (
+            f"claim {name} exists with accessModes [{', '.join(modes)}], which cannot change;"
+            f" set {_FIELD}.accessModes to that, or delete the claim"
+        )
+        return _unusable(Reason.CLAIM_REFUSED, text)
+    kind = claim["spec"].get("storageClassName", "")
+    if wanted.storage_class_name not in (None, kind):
+        text = (
+            f"claim {name} exists with storageClassName {kind!r}, which cannot change;"
+            f" set {_FIELD}.storageClassName to that, or delete the claim"
+        )
+        return _unusable(Reason.CLAIM_REFUSED, text)
+    return None
 
 
 def _sharing(resource: SpecCacheDeployment, name: str, claim: Object) -> Finding | None:

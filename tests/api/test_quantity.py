@@ -75,7 +75,16 @@ def test_rounding_up(size: int, unit: int) -> None:
 
 @pytest.mark.parametrize(
     ("text", "amount"),
-    [("500m", Fraction(1, 2)), ("2", 2), ("1.5", Fraction(3, 2)), ("2Ki", 2048), ("0.5m", Fraction(1, 2000))],
+    [
+        ("500m", Fraction(1, 2)),
+        ("2", 2),
+        ("1.5", Fraction(3, 2)),
+        ("2Ki", 2048),
+        ("0.5m", Fraction(1, 2000)),
+        ("2e9", 2 * 10**9),
+        ("1.5E3", 1500),
+        ("1E", 10**18),
+    ],
 )
 def test_amounts_of_any_resource(text: str, amount: Fraction | int) -> None:
     assert parse_amount(text) == amount

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speccache_api import names
-from speccache_operator.drift import ANNOTATION_PLAN_HASH, drifted, replanned, stamped
+from speccache_operator.drift import ANNOTATION_PLAN_HASH, drifted, replanned, reset, stamped
 from speccache_operator.ownership import Owner, owner_of
 
 OBJECT: Any = {
@@ -84,6 +84,39 @@ def test_what_the_server_or_others_add_is_no_drift(path: str, value: Any) -> Non
 )
 def test_what_was_changed_or_removed_is_drift(path: str, value: Any) -> None:
     assert drifted(_change(path, value), stamped(OBJECT))
+
+
+@pytest.mark.parametrize(
+    ("live", "wanted"),
+    [
+        ({"limits": {"cpu": "1"}}, {"limits": {"cpu": "1000m"}, "requests": {}}),
+        ({"requests": {"cpu": "100m", "memory": "3Gi"}}, {"requests": {"cpu": "0.1", "memory": "3072Mi"}}),
+        ({"requests": {"storage": "1G"}}, {"requests": {"storage": "1000000000"}}),
+        ({"requests": {"storage": "2e9"}}, {"requests": {"storage": "2G"}}),
+    ],
+)
+def test_amounts_are_compared_and_not_their_spelling(live: Any, wanted: Any) -> None:
+    assert not drifted({"resources": live}, {"resources": wanted})
+
+
+@pytest.mark.parametrize("live", [{"limits": {"cpu": "2"}}, {"limits": {}}, {"limits": {"cpu": "many"}}, {}])
+def test_another_amount_is_drift(live: Any) -> None:
+    assert drifted({"resources": live}, {"resources": {"limits": {"cpu": "1000m"}}})
+
+
+def test_a_selector_with_a_label_more_is_drift_and_is_reset() -> None:
+    planned = stamped({**OBJECT, "spec": {**OBJECT["spec"], "selector": {"a": "1"}}})
+    live = copy.deepcopy(planned)
+    live["spec"]["selector"]["more"] = "x"  # type: ignore[index]
+    assert drifted(live, planned)
+    assert reset(live, planned) == {
+        "spec": {"selector": {"a": "1", "more": None}, "ports": [{"name": "http", "port": 1}]},
+    }
+
+
+def test_only_services_need_a_reset() -> None:
+    claim = {**OBJECT, "kind": "PersistentVolumeClaim"}
+    assert reset(claim, claim) is None
 
 
 json_values = st.recursive(

@@ -107,12 +107,14 @@ def test_a_change_writes_what_it_concerns(
     ("ref", "path", "value"),
     [
         (Ref(SERVICE, "demo", "chat"), ("spec", "selector"), {}),
+        (Ref(SERVICE, "demo", "chat"), ("spec", "selector", "more"), "x"),
+        (Ref(SERVICE, "demo", "chat"), ("spec", "ports"), [{"name": "http", "port": 9999}]),
         (Ref(SERVICE, "demo", "chat-pods"), ("spec", "clusterIP"), "10.0.0.1"),
         (Ref(CONFIG_MAP, "demo", "chat-wire"), ("data", names.WIRE_KEY), "{}"),
         (Ref(SERVICE_ACCOUNT, "demo", "chat"), ("automountServiceAccountToken",), True),
         (Ref(STATEFUL_SET, "demo", "chat"), ("spec", "replicas"), 9),
         (Ref(STATEFUL_SET, "demo", "chat"), ("metadata", "labels"), {}),
-        (Ref(CLAIM, "demo", "chat-kv"), ("spec", "accessModes"), ["ReadWriteMany"]),
+        (Ref(CLAIM, "demo", "chat-kv"), ("spec", "resources", "requests", "storage"), "1Mi"),
     ],
     ids=str,
 )
@@ -229,7 +231,15 @@ STOPS: list[tuple[str, dict[str, Any], dict[str, Any], str, Reason, str]] = [
         {"nodes": (NodeCapacity("n1", GIB),)},
         "MemorySized",
         Reason.EXCEEDS_NODE_ALLOCATABLE,
-        "spec.kvCache.host",
+        "lower spec.memory.overhead",
+    ),
+    (
+        "own limit, small node",
+        {"spec.memory": {"policy": "Manual"}, "spec.resources": {"limits": {"memory": "200Gi"}}},
+        {"nodes": (NodeCapacity("n1", GIB),)},
+        "MemorySized",
+        Reason.EXCEEDS_NODE_ALLOCATABLE,
+        "200Gi (resources.limits.memory), and the largest node that fits, n1, offers 1Gi; lower spec.res",
     ),
     ("no claim", NAMED, {}, "StorageReady", Reason.CLAIM_NOT_FOUND, "claimName: claim mine"),
     (

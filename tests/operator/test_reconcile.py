@@ -58,6 +58,10 @@ class Memory:
             raise self.error
         return copy.deepcopy(result)
 
+    async def merge(self, ref: Ref, patch: Object) -> Object:
+        self._write(f"merge {ref}")
+        return copy.deepcopy(self._put({**self.objects[ref], "spec": {**self.objects[ref]["spec"], **patch["spec"]}}))
+
     async def create(self, obj: Object) -> Object:
         self._write(f"create {obj['kind']}")
         return obj

@@ -74,6 +74,46 @@ def test_a_claim_follows_its_retention(created: dict[str, Any], client: Any, nam
         wait(lambda expected=count: owners() == expected)
 
 
+def test_a_claim_that_is_named_belongs_to_nobody(
+    client: Any, operator: Any, manifest: Any, wait: Any, namespace: str
+) -> None:
+    """Also one that was made for this very resource, to be deleted with it."""
+    resource = manifest()
+    resource["spec"]["kvCache"]["storage"] = {"persistentVolumeClaim": {"size": "1000M"}, "retention": "Delete"}
+    name = client.create(resource)["metadata"]["name"]
+    claim = wait(lambda: client.get("PersistentVolumeClaim", namespace, f"{name}-kv"))
+    assert claim["metadata"]["ownerReferences"]
+    client.patch(names.KIND, namespace, name, {"spec": {"kvCache": {"storage": None}}})
+    named = {"persistentVolumeClaim": {"claimName": f"{name}-kv"}}
+    client.patch(names.KIND, namespace, name, {"spec": {"kvCache": {"storage": named}}})
+    wait(lambda: "ownerReferences" not in client.get("PersistentVolumeClaim", namespace, f"{name}-kv")["metadata"])
+    assert client.get("PersistentVolumeClaim", namespace, f"{name}-kv")["metadata"]["uid"] == claim["metadata"]["uid"]
+
+
+def test_a_kept_claim_of_other_modes_is_explained(
+    client: Any, operator: Any, manifest: Any, wait: Any, namespace: str, condition: Any
+) -> None:
+    resource = manifest()
+    resource["spec"]["kvCache"]["storage"] = {"persistentVolumeClaim": {"size": "1Gi"}}
+    name = client.create(resource)["metadata"]["name"]
+    wait(lambda: client.get("StatefulSet", namespace, name))
+    client.delete(names.KIND, namespace, name)
+    for kind, child in (
+        ("StatefulSet", name),
+        ("Service", name),
+        ("Service", f"{name}-pods"),
+        ("ConfigMap", f"{name}-wire"),
+        ("ServiceAccount", name),
+    ):
+        client.delete(kind, namespace, child)  # what the garbage collector does
+    resource["spec"]["kvCache"]["storage"]["persistentVolumeClaim"]["accessModes"] = ["ReadWriteMany"]
+    client.create(resource)
+    wait(lambda: condition(name, "StorageReady").get("reason") == "ClaimRefused")
+    message = condition(name, "StorageReady")["message"]
+    assert "accessModes [ReadWriteOnce], which cannot change" in message
+    assert "or delete the claim" in message
+
+
 def test_a_resource_and_its_children_get_no_finalizer(created: dict[str, Any], client: Any, namespace: str) -> None:
     name = created["metadata"]["name"]
     assert "finalizers" not in client.get(names.KIND, namespace, name)["metadata"]
@@ -87,6 +127,8 @@ def test_a_resource_and_its_children_get_no_finalizer(created: dict[str, Any], c
         ("StatefulSet", "", {"spec": {"template": {"spec": {"terminationGracePeriodSeconds": 1}}}}),
         ("StatefulSet", "", {"spec": {"replicas": 4}}),
         ("Service", "", {"spec": {"selector": {names.LABEL_INSTANCE: "elsewhere"}}}),
+        ("Service", "", {"spec": {"selector": {"more": "label"}}}),
+        ("Service", "", {"spec": {"ports": [{"name": "http", "port": 9999}]}}),
         ("Service", "-pods", {"spec": {"publishNotReadyAddresses": False}}),
         ("ConfigMap", "-wire", {"data": {names.WIRE_KEY: "{}"}}),
         ("ConfigMap", "-wire", {"metadata": {"labels": {names.LABEL_MANAGED_BY: None}}}),
