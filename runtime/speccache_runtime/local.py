@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
+from yaml.constructor import ConstructorError
 
 from speccache_api.geometry import Inspection
 from speccache_api.names import HTTP_PORT, KIND
@@ -25,6 +26,21 @@ from speccache_runtime.errors import ConfigError
 CLAIM_SCHEME = "pvc://"
 LOCAL_HOST = "127.0.0.1"
 """`serve -f` answers this machine only, unless told otherwise: it has no authentication."""
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader, whose errors all say which value of which line cannot be read."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """As the base class, but raises YAMLError (or RecursionError) only."""
+        try:
+            return super().construct_object(node, deep)
+        except (yaml.YAMLError, RecursionError):
+            raise
+        except Exception as error:
+            # What int(), float(), datetime() or a look-up raise comes through: 2024-13-45 has the form of a date.
+            problem = f"{node.value!r} is no value of type {node.tag.rpartition(':')[2]}; put a text in quotes"
+            raise ConstructorError(None, None, problem, node.start_mark) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +67,13 @@ def read_resource(path: Path) -> dict[str, Any]:
     Raises ConfigError when the file cannot be read, is not YAML, or has none or several.
     """
     try:
-        documents = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+        documents = list(yaml.load_all(path.read_text(encoding="utf-8"), _Loader))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path} cannot be read: lists or mappings are nested too deeply") from error
     found = [document for document in documents if isinstance(document, dict) and document.get("kind") == KIND]
     if len(found) != 1:
         raise ConfigError(f"{path} must hold exactly one {KIND}, found {len(found)}")
@@ -68,6 +86,8 @@ def parse_resource(data: dict[str, Any], origin: Path) -> SpecCacheDeployment:
         return SpecCacheDeployment.parse(data)
     except InvalidResource as error:
         raise ConfigError(f"{origin}: " + "; ".join(f"{path}: {text}" for path, text in error.problems)) from error
+    except RecursionError as error:
+        raise ConfigError(f"{origin}: lists or mappings are nested too deeply, or hold themselves") from error
 
 
 def plan_locally(resource: SpecCacheDeployment, options: LocalOptions) -> LocalPlan:

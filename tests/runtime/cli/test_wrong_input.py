@@ -6,6 +6,9 @@ import json
 
 import pytest
 
+from speccache_runtime.errors import ConfigError
+from speccache_runtime.local import read_resource
+
 
 def assert_one_line(answer, *words: str, code: int = 2) -> None:
     assert answer.returncode == code, answer.stderr
@@ -34,6 +37,45 @@ def test_not_text(run_cli, tmp_path):
     path = tmp_path / "a.yaml"
     path.write_bytes(b"\xff\xfe\x00\x01")
     assert_one_line(run_cli("serve", "-f", path), "a.yaml", "is not YAML")
+
+
+WRONG_VALUES = [
+    "2024-13-45",
+    "0b_",
+    "2001-01-01T99:99:99Z",
+    "!!int abc",
+    "!!float abc",
+    "!!bool abc",
+    "!!timestamp abc",
+]
+
+
+@pytest.mark.parametrize("value", [*WRONG_VALUES, "!!int ''", "{[a]: b}"])
+def test_a_value_that_yaml_cannot_make(tmp_path, value):
+    """Not only YAML's own errors: a name that has the form of a date may be no date."""
+    path = tmp_path / "a.yaml"
+    path.write_text(f"kind: SpecCacheDeployment\nmetadata:\n  name: {value}\n")
+    with pytest.raises(ConfigError, match=r"a\.yaml is not YAML: .*line 3, column 9") as caught:
+        read_resource(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_wrong_value_ends_the_command_in_one_line(run_cli, tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text("metadata: {name: 2024-13-45}")
+    assert_one_line(run_cli("serve", "-f", path), "'2024-13-45' is no value of type timestamp; put a text in quotes")
+
+
+def test_nested_too_deeply(run_cli, tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text("x: " + "[" * 3000 + "]" * 3000)
+    assert_one_line(run_cli("serve", "-f", path), "a.yaml", "nested too deeply")
+
+
+def test_a_list_that_holds_itself(run_cli, resource, resource_file):
+    resource["spec"]["model"] = holder = []
+    holder.append(holder)
+    assert_one_line(run_cli("serve", "-f", resource_file(resource)), "resource.yaml", "hold themselves")
 
 
 @pytest.mark.parametrize("number", [0, 2])
