@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
@@ -28,10 +29,16 @@ def _size(value: Any) -> int:
     return size
 
 
+_ABOVE_ZERO = "give an amount above 0, such as 500m, 2 or 4Gi, or leave it out"
+
+
 def _amount(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         raise ValueError(f"give an amount such as 500m, 2 or 4Gi, found {value!r}")
-    parse_amount(str(value))
+    if re.fullmatch(QUANTITY_PATTERN, str(value)) is None:  # an exponent, for example, is refused by the API server
+        raise ValueError(f"give an amount such as 500m, 2 or 4Gi, found {value!r}")
+    if parse_amount(str(value)) <= 0:
+        raise ValueError(_ABOVE_ZERO)
     return str(value)
 
 
@@ -55,7 +62,20 @@ Size = Annotated[
 """Bytes, written as a quantity (`40Gi`, `1.5Gi`, `1048576`)."""
 
 Amount = Annotated[
-    str, BeforeValidator(_amount), WithJsonSchema({"x-kubernetes-int-or-string": True, "pattern": QUANTITY_PATTERN})
+    str,
+    BeforeValidator(_amount),
+    WithJsonSchema(
+        {
+            "x-kubernetes-int-or-string": True,
+            "pattern": QUANTITY_PATTERN,
+            "x-kubernetes-validations": [
+                {
+                    "rule": "quantity(string(self)).isGreaterThan(quantity('0'))",
+                    "message": _ABOVE_ZERO,
+                }
+            ],
+        }
+    ),
 ]
 """Any resource amount of a container (`500m`, `2`, `4Gi`), kept as text."""
 

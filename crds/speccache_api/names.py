@@ -44,6 +44,8 @@ STORAGE_PATH = "/var/lib/speccache/storage"
 SCRATCH_PATH = "/tmp"
 
 MAX_NAME_LENGTH = 40
+HEADLESS_SUFFIX = "-pods"
+"""No resource's name ends so: its Service would be the headless one of another resource."""
 
 
 def statefulset_name(name: str) -> str:
@@ -58,7 +60,7 @@ def service_name(name: str) -> str:
 
 def headless_service_name(name: str) -> str:
     """The headless Service that gives each pod its own DNS name."""
-    return f"{name}-pods"
+    return f"{name}{HEADLESS_SUFFIX}"
 
 
 def config_map_name(name: str) -> str:

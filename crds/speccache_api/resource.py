@@ -66,6 +66,12 @@ class SpecCacheDeployment(BaseModel):
                 len(r.metadata.name) <= names.MAX_NAME_LENGTH and re.fullmatch(_NAME_PATTERN, r.metadata.name)
             ),
         ),
+        Rule(
+            cel=f"!self.metadata.name.endsWith('{names.HEADLESS_SUFFIX}')",
+            message=f"metadata.name must not end with {names.HEADLESS_SUFFIX}: so end the names of headless Services,"
+            " and it would be that of another resource",
+            check=lambda r: not r.metadata.name.endswith(names.HEADLESS_SUFFIX),
+        ),
     )
 
     @classmethod

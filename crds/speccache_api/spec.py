@@ -19,6 +19,8 @@ SERVED_RESOURCES = ("cpu", "memory", "ephemeral-storage", GPU_RESOURCE)
 _SERVED_CEL = "[" + ", ".join(f"'{name}'" for name in SERVED_RESOURCES) + "]"
 _SERVED_TEXT = ", ".join(SERVED_RESOURCES)
 
+_LEAST_MEMORY = "16Mi"
+
 Amounts = Annotated[dict[str, Amount], Field(max_length=len(SERVED_RESOURCES))]
 Seconds = Annotated[int, Field(ge=0, le=3600)]
 
@@ -70,6 +72,13 @@ class Resources(SpecModel):
             message=f"only {_SERVED_TEXT} can be requested; remove other names",
             check=lambda r: all(k in SERVED_RESOURCES for k in r.requests or ()),
             at=".requests",
+        ),
+        Rule(
+            cel="!has(self.limits) || !('memory' in self.limits)"
+            f" || quantity(string(self.limits['memory'])).compareTo(quantity('{_LEAST_MEMORY}')) >= 0",
+            message=f"no container starts with less than {_LEAST_MEMORY} of memory; give a size such as 8Gi",
+            check=lambda r: parse_amount((r.limits or {}).get("memory", _LEAST_MEMORY)) >= parse_amount(_LEAST_MEMORY),
+            at=".limits",
         ),
         Rule(
             cel=f"!has(self.limits) || !('{GPU_RESOURCE}' in self.limits)"
@@ -198,6 +207,14 @@ class Spec(SpecModel):
             message="a built-in draft fits only the built-in model of the same name; give the draft of model.uri",
             check=_fitting_draft,
             at=".speculative.draftModel.uri",
+        ),
+        Rule(
+            cel=f"{_DRAFT} || !has(self.kvCache.storage) || self.kvCache.storage.missingDraft == 'Recompute'",
+            message="without speculative.draftModel no draft half can be missing; remove missingDraft",
+            check=lambda s: (
+                s.draft is not None or s.kv_cache.storage is None or s.kv_cache.storage.missing_draft == "Recompute"
+            ),
+            at=".kvCache.storage.missingDraft",
         ),
         Rule(
             cel="self.replicas <= 1 || !has(self.kvCache.storage)"

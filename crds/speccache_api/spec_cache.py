@@ -80,6 +80,12 @@ class StorageClaim(SpecModel):
             message="storageClassName and accessModes belong to a claim that is created; remove them beside claimName",
             check=lambda c: c.claim_name is None or (c.storage_class_name is None and c.access_modes is None),
         ),
+        Rule(
+            cel="!has(self.accessModes) || !('ReadWriteOncePod' in self.accessModes) || self.accessModes.size() == 1",
+            message="ReadWriteOncePod cannot be one mode of several; give it alone, or remove it",
+            check=lambda c: "ReadWriteOncePod" not in (c.access_modes or ()) or len(c.access_modes) == 1,
+            at=".accessModes",
+        ),
     )
 
     @property

@@ -10,6 +10,8 @@ from speccache_api.fields import ModelUri, ServedName
 from speccache_api.geometry import KVGeometry
 from speccache_api.rules import Rule, SpecModel
 
+DEFAULT_STEPS = 7
+
 
 class DeclaredGeometry(SpecModel):
     """The KV shape of a model, for sizing without reading its files. The pod checks it against the real model and
@@ -30,6 +32,15 @@ class DeclaredGeometry(SpecModel):
         return KVGeometry(layers=self.layers, kv_heads=self.kv_heads, head_dim=self.head_dim)
 
 
+def _shape_is_known() -> Rule:
+    return Rule(
+        cel="!has(self.kvGeometry) || !self.uri.startsWith('builtin://')",
+        message="the shape of a built-in model is known; remove kvGeometry",
+        check=lambda model: model.kv_geometry is None or not model.uri.startswith("builtin://"),
+        at=".kvGeometry",
+    )
+
+
 class Model(SpecModel):
     """The target model: the one whose text is served."""
 
@@ -44,6 +55,8 @@ class Model(SpecModel):
     `builtin://`).
     """
 
+    RULES: ClassVar[tuple[Rule, ...]] = (_shape_is_known(),)
+
 
 class DraftModel(SpecModel):
     """The draft: a small head or model that proposes tokens, which the target then verifies."""
@@ -54,6 +67,8 @@ class DraftModel(SpecModel):
     """KV shape of the draft. Default: read from the draft's files by the inspection Job (from a table for
     `builtin://`).
     """
+
+    RULES: ClassVar[tuple[Rule, ...]] = (_shape_is_known(),)
 
 
 class Speculative(SpecModel):
@@ -68,7 +83,7 @@ class Speculative(SpecModel):
     """The EAGLE-3 head. Its KV counts in every tier: pages move, are stored and are evicted as pairs of target and
     draft.
     """
-    num_steps: Annotated[int, Field(ge=1, le=15)] = 7
+    num_steps: Annotated[int, Field(ge=1, le=15)] | None = None
     """Draft passes per round, hence the most tokens proposed at once. Default 7. More helps text that quotes its
     prompt.
     """
@@ -91,14 +106,32 @@ class Speculative(SpecModel):
             at=".draftModel",
         ),
         Rule(
-            cel="!has(self.numDraftTokens) || self.numDraftTokens == self.numSteps + 1",
+            cel="self.algorithm != 'None' || !has(self.numSteps)",
+            message="algorithm None takes no steps; remove numSteps, or set algorithm: EAGLE3",
+            check=lambda s: s.algorithm != "None" or s.num_steps is None,
+            at=".numSteps",
+        ),
+        Rule(
+            cel="self.algorithm != 'None' || !has(self.numDraftTokens)",
+            message="algorithm None verifies nothing; remove numDraftTokens, or set algorithm: EAGLE3",
+            check=lambda s: s.algorithm != "None" or s.num_draft_tokens is None,
+            at=".numDraftTokens",
+        ),
+        Rule(
+            cel="!has(self.numDraftTokens)"
+            f" || self.numDraftTokens == (has(self.numSteps) ? self.numSteps : {DEFAULT_STEPS}) + 1",
             message="numDraftTokens must be numSteps + 1 (drafts are chains); change one, or leave numDraftTokens out",
-            check=lambda s: s.num_draft_tokens is None or s.num_draft_tokens == s.num_steps + 1,
+            check=lambda s: s.num_draft_tokens is None or s.num_draft_tokens == s.steps + 1,
             at=".numDraftTokens",
         ),
     )
 
     @property
+    def steps(self) -> int:
+        """Draft passes per round, with the default filled in."""
+        return DEFAULT_STEPS if self.num_steps is None else self.num_steps
+
+    @property
     def draft_tokens(self) -> int:
         """Rows verified per round, with the default filled in."""
-        return self.num_steps + 1 if self.num_draft_tokens is None else self.num_draft_tokens
+        return self.steps + 1 if self.num_draft_tokens is None else self.num_draft_tokens

@@ -139,8 +139,19 @@ def build_wire(resource: SpecCacheDeployment, inspection: Inspection, plan: Memo
     )
 
 
-def _source(uri: str, path: str) -> WireSource:
-    return WireSource(uri=uri, path=None if uri.startswith("builtin://") else path)
+def _source(uri: str, mount: str) -> WireSource:
+    return WireSource(uri=uri, path=model_path(uri, mount))
+
+
+def model_path(uri: str, mount: str) -> str | None:
+    """Where the model `uri` is inside the container, with its claim at `mount`; None for a built-in one.
+
+    The claim's root is mounted, read-only: a folder mounted by `subPath` would be made where it does not exist.
+    """
+    if uri.startswith("builtin://"):
+        return None
+    _, _, folder = uri.removeprefix("pvc://").partition("/")
+    return f"{mount}/{folder}" if folder else mount
 
 
 def _speculative(spec: Spec) -> WireSpeculative:
@@ -149,7 +160,7 @@ def _speculative(spec: Spec) -> WireSpeculative:
     return WireSpeculative(
         algorithm=spec.speculative.algorithm,
         draft=_source(spec.draft.uri, names.DRAFT_MODEL_PATH),
-        num_steps=spec.speculative.num_steps,
+        num_steps=spec.speculative.steps,
         num_draft_tokens=spec.speculative.draft_tokens,
     )
 

@@ -1,20 +1,24 @@
-"""Where a model's files are, for the builders of pods: which claim, which folder in it, where it is mounted."""
+"""Where a model's files are, for the builders of pods: which claim, where it is mounted, which folder."""
 
 from dataclasses import dataclass
 
 from speccache_api import names
 from speccache_api.spec import Spec
+from speccache_api.wire import model_path
 
 _SCHEME = "pvc://"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelMount:
-    """One model on a claim. `field` is the path in the resource that named it."""
+    """One model on a claim, whose root is mounted at `mount_path`; the model itself is at `path`.
+
+    `field` is the path in the resource that named it.
+    """
 
     claim: str
-    sub_path: str
     mount_path: str
+    path: str
     field: str
 
 
@@ -28,7 +32,8 @@ def model_mounts(spec: Spec) -> tuple[ModelMount, ...]:
 
 
 def _mount(uri: str, mount_path: str, field: str) -> ModelMount | None:
-    if not uri.startswith(_SCHEME):
+    path = model_path(uri, mount_path)
+    if path is None:
         return None
-    claim, _, sub_path = uri.removeprefix(_SCHEME).partition("/")
-    return ModelMount(claim=claim, sub_path=sub_path, mount_path=mount_path, field=field)
+    claim, _, _ = uri.removeprefix(_SCHEME).partition("/")
+    return ModelMount(claim=claim, mount_path=mount_path, path=path, field=field)

@@ -55,7 +55,7 @@ def test_defaults_of_optional_parts() -> None:
         )
     ).spec
     assert spec.speculative is not None
-    assert (spec.speculative.num_steps, spec.speculative.draft_tokens) == (7, 8)
+    assert (spec.speculative.steps, spec.speculative.draft_tokens) == (7, 8)
     storage = spec.kv_cache.storage
     assert storage is not None
     assert (storage.missing_draft, storage.retention) == ("Recompute", "Retain")

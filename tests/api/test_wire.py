@@ -72,9 +72,9 @@ def test_models_on_claims_and_a_gpu() -> None:
         resources={"limits": {"nvidia.com/gpu": "1"}},
     )
     assert (wire.device, wire.served_name, wire.kv_cache.dtype) == ("cuda", "big", "bfloat16")
-    assert wire.target.path == names.TARGET_MODEL_PATH
+    assert wire.target.path == f"{names.TARGET_MODEL_PATH}/a"
     assert wire.speculative.draft is not None
-    assert wire.speculative.draft.path == names.DRAFT_MODEL_PATH
+    assert wire.speculative.draft.path == f"{names.DRAFT_MODEL_PATH}/b"
     assert (wire.speculative.num_steps, wire.speculative.num_draft_tokens) == (3, 4)
     assert (wire.kv_cache.device_pages, wire.kv_cache.device_memory_fraction) == (None, "0.85")
     assert wire.kv_cache.storage is None

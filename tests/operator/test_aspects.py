@@ -241,7 +241,7 @@ def test_only_nodes_with_a_gpu_count_for_a_pod_with_one(resource: Any) -> None:
     [
         ("64Gi", "True", Reason.MANUAL, "covers the computed"),
         ("1Gi", "False", Reason.MANUAL_SHORTFALL, "short of the computed"),
-        ("500m", "False", Reason.INVALID_LIMIT, "spec.resources.limits.memory"),
+        ("99999999999999m", "False", Reason.INVALID_LIMIT, "spec.resources.limits.memory"),
     ],
 )
 def test_manual_memory_is_compared_and_stands(

@@ -39,7 +39,7 @@ def build(ctx: BuildContext) -> dict[str, Any] | None:
 def command(ctx: BuildContext) -> list[str]:
     """What the inspection pod runs. A built-in model is named by its URI: it is inside the image."""
     spec = ctx.resource.spec
-    paths = {mount.field: mount.mount_path for mount in model_mounts(spec)}
+    paths = {mount.field: mount.path for mount in model_mounts(spec)}
     words = ["speccache-runtime", "inspect", "--target", paths.get("spec.model.uri", spec.model.uri)]
     if spec.draft is not None:
         words += ["--draft", paths.get("spec.speculative.draftModel.uri", spec.draft.uri)]

@@ -16,17 +16,16 @@ _TMP_VOLUME = "tmp"
 
 @dataclass(frozen=True, slots=True)
 class ClaimMount:
-    """A folder of a claim inside the container. `sub_path` "" is the claim's root."""
+    """A claim inside the container."""
 
     claim: str
     path: str
-    sub_path: str = ""
     read_only: bool = False
 
     @classmethod
     def of_model(cls, mount: ModelMount) -> "ClaimMount":
-        """A model's folder; models are never written."""
-        return cls(claim=mount.claim, path=mount.mount_path, sub_path=mount.sub_path, read_only=True)
+        """A model's claim; models are never written."""
+        return cls(claim=mount.claim, path=mount.mount_path, read_only=True)
 
 
 def claim_volumes(mounts: Iterable[ClaimMount]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -41,8 +40,6 @@ def claim_volumes(mounts: Iterable[ClaimMount]) -> tuple[list[dict[str, Any]], l
 
 def _volume_mount(volume: str, mount: ClaimMount) -> dict[str, Any]:
     entry: dict[str, Any] = {"name": volume, "mountPath": mount.path}
-    if mount.sub_path:
-        entry["subPath"] = mount.sub_path
     if mount.read_only:
         entry["readOnly"] = True
     return entry

@@ -16,7 +16,7 @@ MODELS = {
     "model": {"uri": "pvc://models/target"},
     "speculative": {"algorithm": "EAGLE3", "draftModel": {"uri": "pvc://models/draft"}},
 }
-COMMAND = "speccache-runtime inspect --target /models/target --draft /models/draft --termination-message"
+COMMAND = "speccache-runtime inspect --target /models/target/target --draft /models/draft/draft --termination-message"
 SELECTOR = f"{names.LABEL_COMPONENT}={names.COMPONENT_INSPECTION}"
 
 
@@ -85,9 +85,8 @@ def test_the_job_reads_both_models_and_writes_nothing(job: dict[str, Any], clien
     (container,) = spec["containers"]
     assert container["command"] == COMMAND.split()
     mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
-    for path, folder in (("/models/target", "target"), ("/models/draft", "draft")):
+    for path in ("/models/target", "/models/draft"):
         assert mounts[path]["readOnly"] is True
-        assert mounts[path]["subPath"] == folder
     assert [v["persistentVolumeClaim"]["claimName"] for v in spec["volumes"] if "persistentVolumeClaim" in v] == [
         "models"
     ]
@@ -98,16 +97,16 @@ def test_a_result_is_recorded_used_and_outlives_the_job(
     job: dict[str, Any], finish: Any, of: Any, client: Any, namespace: str, wait: Any, condition: Any
 ) -> None:
     name = _resource(job)
-    assert condition(name, "ModelInspected")["reason"] == "InspectionRunning"
+    wait(lambda: condition(name, "ModelInspected").get("reason") == "InspectionRunning")
     finish(job, RESULT.to_json(), complete=True)
     wait(lambda: client.get("StatefulSet", namespace, name))
     wait(lambda: not of("Job", name))
     (record,) = of("ConfigMap", name)
     assert Inspection.from_json(record["data"]["inspection.json"]) == RESULT
+    wait(lambda: condition(name, "ModelInspected").get("reason") == "Inspected")
     status = client.get(names.KIND, namespace, name)["status"]
     assert status["memory"]["targetBytesPerToken"] == 32 * 8 * 128 * 2 * 4
     assert len(status["fingerprint"]) == 64
-    assert condition(name, "ModelInspected")["reason"] == "Inspected"
 
 
 def test_another_model_is_inspected_anew_while_the_old_one_serves(

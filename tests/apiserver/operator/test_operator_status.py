@@ -10,7 +10,9 @@ from speccache_api import names
 @pytest.fixture
 def served(client: Any, operator: Any, manifest: Any, wait: Any, namespace: str) -> str:
     """Name of a resource with a StatefulSet."""
-    name: str = client.create(manifest())["metadata"]["name"]
+    # Amounts that the API server keeps in another spelling: that is no drift.
+    amounts = {"requests": {"cpu": "0.1"}, "limits": {"cpu": "1000m"}}
+    name: str = client.create(manifest(resources=amounts))["metadata"]["name"]
     wait(lambda: client.get("StatefulSet", namespace, name))
     return name
 
