@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from speccache_runtime.errors import ModelError
-from speccache_runtime.model.families import check_rope, head_dim, kv_heads, positive
+from speccache_runtime.model.families import check_rope, head_dim, kv_heads, positive, positive_number
 from speccache_runtime.model.files import read_config
 
 
@@ -98,7 +98,7 @@ def _build(
         kv_heads=kv_heads(directory, layer),
         head_dim=head_dim(directory, layer),
         intermediate_size=positive(directory, layer, "intermediate_size"),
-        eps=float(layer.get("rms_norm_eps", 1e-6)),
+        eps=positive_number(directory, layer, "rms_norm_eps", default=1e-6),
         vocab_size=vocab,
         draft_vocab_size=positive(directory, config, "draft_vocab_size"),
         max_positions=positive(directory, {"max_position_embeddings": 2048} | layer, "max_position_embeddings"),

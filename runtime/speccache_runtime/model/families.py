@@ -5,6 +5,7 @@ Pure checks over the parsed config.json, so that the inspection Job refuses a mo
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,21 @@ TARGET_ARCHITECTURES = {
 }
 """Dense decoders with full attention, and the model_type of each."""
 
+SERVED_ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
+
 SERVED_ROPE = ("default", "linear", "llama3", "yarn")
+
+ROPE_NUMBERS = (
+    "rope_theta",
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "original_max_position_embeddings",
+    "attention_factor",
+    "beta_fast",
+    "beta_slow",
+)
+"""What angles are computed from. A 0 or a text here would pass until the first request, or end in a traceback."""
 
 REFUSED = {
     "quantization_config": "quantised weights are not served yet",
@@ -31,43 +46,62 @@ def check_target(directory: Path, config: dict[str, Any]) -> str:
     """The architecture of a target's config.json. Raises ModelError if it cannot be served, naming what can."""
     found = config.get("architectures")
     names = found if isinstance(found, list) else []
-    known = [name for name in names if name in TARGET_ARCHITECTURES]
+    known = [name for name in names if isinstance(name, str) and name in TARGET_ARCHITECTURES]
     if not known:
         shown = ", ".join(map(str, names)) or "none"
         supported = ", ".join(TARGET_ARCHITECTURES)
         raise ModelError(f"{directory}: architecture {shown} is not served; supported: {supported}")
+    # transformers builds what model_type says and never looks at architectures.
+    if config.get("model_type") != TARGET_ARCHITECTURES[known[0]]:
+        raise ModelError(
+            f"{directory}: model_type in config.json is {config.get('model_type')!r}, but architecture {known[0]} has "
+            f"{TARGET_ARCHITECTURES[known[0]]!r}"
+        )
     for key, reason in REFUSED.items():
         if config.get(key):
             raise ModelError(f"{directory}: config.json has {key}: {reason}")
     _check_attention(directory, config)
     check_rope(directory, config)
+    activation = config.get("hidden_act", "silu")
+    if activation not in SERVED_ACTIVATIONS:
+        supported = ", ".join(SERVED_ACTIVATIONS)
+        raise ModelError(f"{directory}: hidden_act {activation!r} is not served; supported: {supported}")
+    positive(directory, config, "intermediate_size")
+    positive_number(directory, config, "rms_norm_eps")
     return str(known[0])
 
 
 def check_rope(directory: Path, config: dict[str, Any]) -> None:
-    """Raises ModelError for rope kinds whose angles depend on a request's length.
+    """Raises ModelError for rope kinds whose angles depend on a request's length, and for numbers that give no angles.
 
-    With them the same prefix has other keys in a longer request, so its pages could not be shared.
+    With such kinds the same prefix has other keys in a longer request, so its pages could not be shared.
     """
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else rope
     if kind not in SERVED_ROPE:
         raise ModelError(f"{directory}: rope type {kind} is not served; supported: {', '.join(SERVED_ROPE)}")
+    for section in (config, rope if isinstance(rope, dict) else {}):
+        for key in ROPE_NUMBERS:
+            positive_number(directory, section, key)
 
 
 def _check_attention(directory: Path, config: dict[str, Any]) -> None:
     window = config.get("sliding_window")
+    if window is not None and (isinstance(window, bool) or not isinstance(window, int)):
+        raise ModelError(f"{directory}: sliding_window in config.json must be a whole number or null, found {window!r}")
     longest = positive(directory, config, "max_position_embeddings")
     # Qwen2 and Qwen3 write a window that `use_sliding_window: false` switches off; Mistral has no such switch.
     used = config.get("use_sliding_window", config.get("model_type") == "mistral")
-    if window is not None and used and int(window) < longest:
+    if window is not None and used and window < longest:
         raise ModelError(
             f"{directory}: sliding-window attention is not served yet (sliding_window {window} is below "
             f"max_position_embeddings {longest})"
         )
     layers = config.get("layer_types") or []
+    if not isinstance(layers, list):
+        raise ModelError(f"{directory}: layer_types in config.json must be a list, found {layers!r}")
     other = sorted({str(kind) for kind in layers} - {"full_attention"})
-    if other and (window is None or int(window) < longest or other != ["sliding_attention"]):
+    if other and (window is None or window < longest or other != ["sliding_attention"]):
         raise ModelError(f"{directory}: layers of type {', '.join(other)} are not served yet; only full attention is")
 
 
@@ -77,6 +111,17 @@ def positive(directory: Path, config: dict[str, Any], key: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ModelError(f"{directory}: {key} in config.json must be a whole number above 0, found {value!r}")
     return value
+
+
+def positive_number(directory: Path, config: dict[str, Any], key: str, default: float = 1.0) -> float:
+    """A finite number above 0 from a config, `default` if there is none. Raises ModelError naming the key."""
+    value = config.get(key)
+    if value is None:
+        return default
+    # The upper bound also keeps out infinity and whole numbers that are too long for a float.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < sys.float_info.max:
+        raise ModelError(f"{directory}: {key} in config.json must be a number above 0, found {value!r}")
+    return float(value)
 
 
 def head_dim(directory: Path, config: dict[str, Any]) -> int:

@@ -51,7 +51,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ModelError(f"{path.parent}: no {path.name} found; a model directory must hold one") from None
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path}: not valid JSON: {error}") from error
     if not isinstance(data, dict):
         raise ModelError(f"{path}: must hold a JSON object, found {type(data).__name__}")
@@ -102,7 +102,7 @@ def read_header(file: Path) -> Header:
     try:
         entries = json.loads(raw)
         tensors = [_tensor(file, name, entry, 8 + length) for name, entry in entries.items() if name != "__metadata__"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ModelError(f"{file}: broken safetensors header: {error}") from error
     end = max((tensor.end for tensor in tensors), default=8 + length)
     if end != size:
@@ -128,3 +128,10 @@ def tensor_table(files: tuple[Path, ...]) -> dict[str, TensorInfo]:
                 raise ModelError(f"{file}: tensor {tensor.name} is also in {table[tensor.name].file.name}")
             table[tensor.name] = tensor
     return table
+
+
+def reason(error: BaseException) -> str:
+    """Why a library could not use a file, in one line."""
+    if isinstance(error, KeyError):
+        return f"{error} is missing"
+    return " ".join(str(error).split()) or type(error).__name__

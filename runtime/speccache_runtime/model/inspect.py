@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from pathlib import Path
+from typing import Any
 
 from speccache_api.geometry import Inspection, KVGeometry, ModelFacts
 from speccache_runtime.errors import ModelError
 from speccache_runtime.model.draft_config import read_eagle3_config
+from speccache_runtime.model.eos import eos_token_ids
 from speccache_runtime.model.families import TARGET_ARCHITECTURES, check_target, head_dim, kv_heads, positive
 from speccache_runtime.model.files import (
     CONFIG,
@@ -25,6 +28,8 @@ from speccache_runtime.model.files import (
     safetensors_files,
     tensor_table,
 )
+
+LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 
 SAMPLE_BYTES = 4096
 """Bytes of each tensor that enter the identity. Reading all weights would take minutes for a large model; any training
@@ -56,6 +61,8 @@ def target_facts(directory: Path) -> ModelFacts:
     if not files:
         raise ModelError(f"{directory}: no weights found; expected {SAFETENSORS} (or its shards with an index)")
     table = tensor_table(files)
+    _check_shape(directory, config, table)
+    eos_token_ids(directory, config)
     if config.get("tie_word_embeddings") is True:
         table.pop("lm_head.weight", None)  # The embedding serves as both; a stored copy is not loaded.
     return ModelFacts(
@@ -115,6 +122,31 @@ def check_pair(target: ModelFacts, target_directory: Path, draft_directory: Path
             f"{config.draft_vocab_size} is larger than the target's vocabulary of {target.vocab_size}"
         )
     config.resolve_aux_layers(target.geometry.layers)
+
+
+def _check_shape(directory: Path, config: dict[str, Any], table: dict[str, TensorInfo]) -> None:
+    """Raises ModelError if config.json describes a model of another size than the weights.
+
+    Loading compares every tensor, but only after a pod was sized for the model and its modules were built.
+    """
+    layers = positive(directory, config, "num_hidden_layers")
+    held = max((int(found[1]) + 1 for name in table if (found := LAYER.match(name))), default=0)
+    if layers != held:
+        raise ModelError(
+            f"{directory}: num_hidden_layers in config.json is {layers}, but the weights hold {held} layers"
+        )
+    hidden, size = positive(directory, config, "hidden_size"), head_dim(directory, config)
+    for name, rows in (
+        ("embed_tokens", positive(directory, config, "vocab_size")),
+        ("layers.0.self_attn.q_proj", positive(directory, config, "num_attention_heads") * size),
+        ("layers.0.self_attn.k_proj", kv_heads(directory, config) * size),
+        ("layers.0.mlp.gate_proj", positive(directory, config, "intermediate_size")),
+    ):
+        tensor = table.get(f"model.{name}.weight")
+        if tensor is not None and tensor.shape != (rows, hidden):
+            raise ModelError(
+                f"{directory}: tensor {tensor.name} has shape {list(tensor.shape)}, the config says {[rows, hidden]}"
+            )
 
 
 def _parameters(table: dict[str, TensorInfo]) -> int:

@@ -14,6 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from speccache_runtime.errors import ModelError
 from speccache_runtime.model.draft_config import Eagle3Config
+from speccache_runtime.model.files import reason
 
 MAX_TABLE_BYTES = 16 << 20
 """Up to here a table of all positions is kept (4 K positions of 64 numbers: 2 MiB); above, angles are made per call."""
@@ -43,8 +44,8 @@ class Rope:
                 **{key: config.layer[key] for key in ROPE_KEYS if config.layer.get(key) is not None},
             )
             module = LlamaRotaryEmbedding(settings)
-        except (KeyError, ValueError, TypeError, AttributeError) as error:
-            raise ModelError(f"{config.directory}: rope settings cannot be used: {error}") from error
+        except Exception as error:  # also of a library's own kind, which has no common base with the others
+            raise ModelError(f"{config.directory}: rope settings cannot be used: {reason(error)}") from error
         return cls.of_module(module.to(device), positions)
 
     @classmethod

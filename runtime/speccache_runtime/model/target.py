@@ -15,16 +15,17 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from speccache_api.geometry import ModelFacts
 from speccache_runtime.errors import ModelError
 from speccache_runtime.model import hf_attention
 from speccache_runtime.model.attention import AttentionBackend, AttentionBatch, KVPool, TorchAttention
-from speccache_runtime.model.families import check_target
-from speccache_runtime.model.files import read_config, read_json
+from speccache_runtime.model.eos import eos_token_ids
+from speccache_runtime.model.files import read_config, reason
 from speccache_runtime.model.fuse import fused_layer, is_fusable, share_projections
+from speccache_runtime.model.hf_config import read_hf_config
 from speccache_runtime.model.inspect import target_facts
 from speccache_runtime.model.layer import LayerCall, RmsNorm, decode_layer
 from speccache_runtime.model.rope import Rope
@@ -137,8 +138,6 @@ def load_target(
     Raises ModelError if files are missing or broken, if the architecture is not served, if a tensor is missing, unknown
     or of the wrong shape, or if an aux layer does not exist.
     """
-    config_dict = read_config(path)
-    check_target(path, config_dict)
     facts = target_facts(path)
     for layer in aux_layers:
         if not 0 <= layer < facts.geometry.layers:
@@ -153,18 +152,18 @@ def load_target(
             share_projections(layer, device=device, dtype=dtype)
     _fill(model, path, device=device, dtype=dtype)
     model.requires_grad_(False)
-    return Target(path, model.eval(), facts, _eos_token_ids(path, config_dict), aux_layers, fused=fuse)
+    return Target(path, model.eval(), facts, eos_token_ids(path, read_config(path)), aux_layers, fused=fuse)
 
 
 def _empty_model(path: Path) -> PreTrainedModel:
     """The model's modules with parameters that take no memory."""
+    config = read_hf_config(path)
     try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True)
         with torch.device("meta"), no_init_weights():
             model = AutoModelForCausalLM.from_config(config, attn_implementation=hf_attention.NAME)
             return cast(PreTrainedModel, model)
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        raise ModelError(f"{path}: config.json describes no model that can be built: {error}") from error
+    except Exception as error:  # libraries' own kinds, and assertions
+        raise ModelError(f"{path}: config.json describes no model that can be built: {reason(error)}") from error
 
 
 def _fill(model: PreTrainedModel, path: Path, *, device: torch.device, dtype: torch.dtype) -> None:
@@ -216,14 +215,3 @@ def _load(
 def _assign(model: nn.Module, name: str, parameter: Tensor) -> None:
     owner, _, leaf = name.rpartition(".")
     setattr(model.get_submodule(owner), leaf, parameter)
-
-
-def _eos_token_ids(path: Path, config: dict[str, Any]) -> frozenset[int]:
-    """Tokens that end a text: generation_config.json's, else config.json's; empty if neither names one."""
-    generation = path / "generation_config.json"
-    found = read_json(generation).get("eos_token_id") if generation.is_file() else None
-    found = config.get("eos_token_id") if found is None else found
-    ids = found if isinstance(found, list) else [] if found is None else [found]
-    if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
-        raise ModelError(f"{path}: eos_token_id must be a number or a list of numbers, found {found!r}")
-    return frozenset(ids)

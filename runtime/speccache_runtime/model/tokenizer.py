@@ -16,6 +16,10 @@ from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer
 
 from speccache_runtime.errors import BadRequest, ModelError
+from speccache_runtime.model.files import CONFIG, reason
+from speccache_runtime.model.hf_config import read_hf_config
+
+TOKENIZER = "tokenizer.json"
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 
@@ -39,13 +43,15 @@ class Tokenizer:
     @classmethod
     def from_dir(cls, directory: Path) -> Tokenizer:
         """Loads the tokenizer of a model directory. Raises ModelError if there is none or it is broken."""
-        if not (directory / "tokenizer.json").is_file():
-            raise ModelError(f"{directory}: no tokenizer.json found; a served model needs its tokenizer")
+        if not (directory / TOKENIZER).is_file():
+            raise ModelError(f"{directory}: no {TOKENIZER} found; a served model needs its tokenizer")
+        if (directory / CONFIG).is_file():
+            read_hf_config(directory)  # The tokenizer reads it too, and would be blamed for what is wrong in it.
         try:
             tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
         # The tokenizers library raises plain Exception for a broken file.
         except Exception as error:
-            raise ModelError(f"{directory}: the tokenizer cannot be loaded: {_first_line(error)}") from error
+            raise ModelError(f"{directory}: the tokenizer cannot be loaded: {_fault(directory, error)}") from error
         return cls(directory, tokenizer)
 
     def encode(self, text: str) -> list[int]:
@@ -82,7 +88,7 @@ class Tokenizer:
                 [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
             )
         except (TemplateError, ValueError, TypeError, KeyError) as error:
-            raise BadRequest("messages", f"the model's chat template refuses them: {_first_line(error)}") from error
+            raise BadRequest("messages", f"the model's chat template refuses them: {reason(error)}") from error
         return text
 
 
@@ -132,5 +138,10 @@ def _check_unicode(field: str, text: str) -> None:
         raise BadRequest(field, f"not valid Unicode: half of a surrogate pair at character {error.start}") from error
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).split("\n", 1)[0]
+def _fault(directory: Path, error: Exception) -> str:
+    """What is wrong: said by the library that reads tokenizer.json, or, if that file is right, by transformers."""
+    try:
+        Backend.from_file(str(directory / TOKENIZER))
+    except Exception as cause:  # noqa: BLE001 - it raises plain Exception
+        return f"{TOKENIZER}: {reason(cause)}"
+    return reason(error)

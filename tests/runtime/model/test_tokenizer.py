@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -150,6 +151,24 @@ def test_broken_tokenizer_is_a_model_error(content: str, tmp_path: Path) -> None
     (tmp_path / "m" / "tokenizer.json").write_text(content)
     with pytest.raises(ModelError, match="the tokenizer cannot be loaded") as caught:
         Tokenizer.from_dir(tmp_path / "m")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_without_a_model_says_so(tmp_path: Path) -> None:
+    shutil.copytree(TINY, tmp_path / "m", ignore=shutil.ignore_patterns("*.safetensors"))
+    (tmp_path / "m" / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"the tokenizer cannot be loaded: tokenizer.json: .*Model"):
+        Tokenizer.from_dir(tmp_path / "m")
+
+
+def test_the_tokenizer_is_not_blamed_for_a_wrong_config(tmp_path: Path) -> None:
+    """transformers reads config.json for the tokenizer too. The whole reason must be there, in one line."""
+    shutil.copytree(TINY, tmp_path / "m", ignore=shutil.ignore_patterns("*.safetensors"))
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config | {"attention_bias": "x"}))
+    with pytest.raises(ModelError, match=r"config.json .* 'attention_bias'.*'x'") as caught:
+        Tokenizer.from_dir(tmp_path / "m")
+    assert "tokenizer" not in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
