@@ -40,18 +40,18 @@ def make_request(
 def _check_prompt(prompt: Sequence[int], limits: EngineLimits, field: str) -> None:
     if not prompt:
         raise bad_field(field, f"{field}: the prompt is empty; send at least one token", "invalid_value")
+    if len(prompt) >= limits.max_context:
+        raise bad_field(
+            field,
+            f"{field}: {len(prompt)} tokens; the context is {limits.max_context} tokens, new tokens included",
+            "context_length_exceeded",
+        )
     wrong = next((token for token in prompt if not 0 <= token < limits.vocab_size), None)
     if wrong is not None:
         raise bad_field(
             field,
             f"{field}: token id {wrong} is outside the vocabulary (0 to {limits.vocab_size - 1})",
             "invalid_value",
-        )
-    if len(prompt) >= limits.max_context:
-        raise bad_field(
-            field,
-            f"{field}: {len(prompt)} tokens; the context is {limits.max_context} tokens, new tokens included",
-            "context_length_exceeded",
         )
 
 

@@ -8,22 +8,32 @@ import time
 from fastapi import FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
 from speccache_runtime.config import EngineConfig
-from speccache_runtime.server.errors import ApiError
+from speccache_runtime.server.errors import CLIENT_GONE, ApiError
+from speccache_runtime.server.lengths import ASSUMED_CHARACTERS
 from speccache_runtime.server.protocol import Engine, Tokenizer
 from speccache_runtime.server.routes import completion_routes
 from speccache_runtime.server.state import ServerState
 
 
-def create_app(engine: Engine, tokenizer: Tokenizer, config: EngineConfig, registry: CollectorRegistry) -> FastAPI:
+def create_app(
+    engine: Engine,
+    tokenizer: Tokenizer,
+    config: EngineConfig,
+    registry: CollectorRegistry,
+    per_token: int = ASSUMED_CHARACTERS,
+) -> FastAPI:
     """The application for one engine. The engine may still be loading; until it is ready, requests get 503.
 
-    `app.state.server` is the ServerState, whose `draining` the process sets when it is told to end.
+    `per_token` is the most characters that one token of `tokenizer` stands for. `app.state.server` is the ServerState,
+    whose `draining` the process sets when it is told to end.
     """
     app = FastAPI(title="SpecCache", docs_url=None, redoc_url=None, openapi_url=None)
-    state = ServerState(engine, tokenizer, config.served_name, int(time.time()))
+    places = config.max_running + config.max_waiting
+    state = ServerState(engine, tokenizer, config.served_name, int(time.time()), places, per_token)
     app.state.server = state
     app.include_router(completion_routes(state))
     _add_models(app, state)
@@ -31,6 +41,7 @@ def create_app(engine: Engine, tokenizer: Tokenizer, config: EngineConfig, regis
     _add_metrics(app, registry)
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(ClientDisconnect, _on_client_gone)
     app.add_exception_handler(Exception, _on_unexpected)
     return app
 
@@ -86,6 +97,11 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     answer = ApiError(error.status_code, message, code="unknown_url" if error.status_code == 404 else None).response()
     answer.headers.update(error.headers or {})
     return answer
+
+
+async def _on_client_gone(_request: Request, _error: Exception) -> Response:
+    """The client left while its body was read, or before its turn: nobody's fault and nobody's answer."""
+    return Response(status_code=CLIENT_GONE)
 
 
 async def _on_unexpected(_request: Request, _error: Exception) -> Response:

@@ -74,11 +74,13 @@ def _serve(config: EngineConfig) -> None:
     # Torch and the models: seconds of imports, so only once everything else is known to be right.
     from speccache_runtime.engine.service import EngineService
     from speccache_runtime.model.tokenizer import Tokenizer
+    from speccache_runtime.server.lengths import characters_per_token
     from speccache_runtime.server.run import serve
 
     registry = CollectorRegistry()
     tokenizer = Tokenizer.from_dir(config.target_path)
-    serve(EngineService(config, registry), tokenizer, config, registry, say)
+    per_token = characters_per_token(tokenizer._backend)
+    serve(EngineService(config, registry), tokenizer, config, registry, say, per_token)
 
 
 def _wait_without_spinning() -> None:

@@ -18,6 +18,10 @@ RETRY_AFTER_LOADING = 2
 """Seconds a client should wait while the model loads; loading a small model takes about this long."""
 
 
+CLIENT_GONE = 499
+"""The status for a client that left before its answer: written to nobody, only seen in logs."""
+
+
 class ApiError(Exception):
     """An answer that is not a result. `param` is the request field at fault, as the client wrote it."""
 

@@ -8,7 +8,7 @@ so that nothing is computed for nobody.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from speccache_runtime.core import Finish, Output, Request, Usage
@@ -31,9 +31,19 @@ class Piece:
 
 
 class Generation:
-    """A submitted request. Read `pieces()` once; call `close()` when done, however it ended."""
+    """A submitted request. Read `pieces()` once; call `close()` when done, however it ended.
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, request: Request, stops: Sequence[str]) -> None:
+    `on_end` is called once, on the event loop, when the engine has ended the request, however slowly it is read.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        request: Request,
+        stops: Sequence[str],
+        on_end: Callable[[], None],
+    ) -> None:
         self._engine = engine
         self._request = request
         self._detokenizer = tokenizer.detokenizer(request.prompt)
@@ -41,6 +51,7 @@ class Generation:
         self._outputs: asyncio.Queue[Output] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         self._finished = False
+        self._on_end = on_end
 
     def submit(self) -> None:
         """Raises BadRequest, Overloaded or Draining, as the engine does."""
@@ -102,4 +113,9 @@ class Generation:
     def _on_output(self, output: Output) -> None:
         """Called from the engine's thread. After shutdown the loop is closed and nobody waits for the answer."""
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._outputs.put_nowait, output)
+            self._loop.call_soon_threadsafe(self._take, output)
+
+    def _take(self, output: Output) -> None:
+        self._outputs.put_nowait(output)
+        if output.finish is not None:
+            self._on_end()

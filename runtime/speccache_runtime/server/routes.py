@@ -18,16 +18,10 @@ from speccache_runtime.core import Usage
 from speccache_runtime.errors import BadRequest, Unavailable
 from speccache_runtime.server.admission import make_request
 from speccache_runtime.server.answers import SSE_DONE, Answer, ChatCompletion, Completion, sse
-from speccache_runtime.server.errors import ApiError, from_bad_request, from_unavailable
+from speccache_runtime.server.errors import CLIENT_GONE, ApiError, from_bad_request, from_unavailable
 from speccache_runtime.server.generation import Generation
-from speccache_runtime.server.openai import ChatBody, CompletionBody, GenerationBody, parse_chat, parse_completion
+from speccache_runtime.server.openai import ChatBody, GenerationBody, parse_chat, parse_completion
 from speccache_runtime.server.state import ServerState
-
-MAX_BODY_BYTES = 16 * 2**20
-"""Larger bodies are refused; a prompt of a million tokens fits."""
-
-CLIENT_GONE = 499
-"""Written to nobody; only seen in logs."""
 
 
 def completion_routes(state: ServerState) -> APIRouter:
@@ -36,30 +30,30 @@ def completion_routes(state: ServerState) -> APIRouter:
 
     @router.post("/completions")
     async def completions(request: Request) -> Response:
-        body = parse_completion(await read_body(request))
+        body = parse_completion(await read_body(request, state.body_limit))
         state.check_model(body.model)
         return await _respond(state, request, body, Completion(body.model))
 
     @router.post("/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        body = parse_chat(await read_body(request))
+        body = parse_chat(await read_body(request, state.body_limit))
         state.check_model(body.model)
         return await _respond(state, request, body, ChatCompletion(body.model))
 
     return router
 
 
-async def read_body(request: Request) -> bytes:
+async def read_body(request: Request, limit: int) -> bytes:
     """The whole body; raises ApiError (413) as soon as it is known to be too large."""
-    too_large = ApiError(413, f"the body is larger than {MAX_BODY_BYTES} bytes", code="body_too_large")
+    too_large = ApiError(413, f"the body is larger than {limit} bytes", code="body_too_large")
     declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > MAX_BODY_BYTES:
+    if declared.isdecimal() and int(declared) > limit:
         raise too_large
     parts: list[bytes] = []
     size = 0
     async for part in request.stream():
         size += len(part)
-        if size > MAX_BODY_BYTES:
+        if size > limit:
             raise too_large
         parts.append(part)
     return b"".join(parts)
@@ -68,10 +62,7 @@ async def read_body(request: Request) -> bytes:
 async def _respond(state: ServerState, request: Request, body: GenerationBody, answer: Answer) -> Response:
     state.check_ready()
     try:
-        prompt = await asyncio.to_thread(_tokenise, state, body)
-        engine_request = make_request(answer.id, body, prompt, state.engine.limits)
-        generation = Generation(state.engine, state.tokenizer, engine_request, body.stop)
-        generation.submit()
+        generation = await _submit(state, request, body, answer.id)
     except BadRequest as error:
         raise from_bad_request(error, "messages" if isinstance(body, ChatBody) else "prompt") from error
     except Unavailable as error:
@@ -81,12 +72,19 @@ async def _respond(state: ServerState, request: Request, body: GenerationBody, a
     return await _whole(request, generation, answer)
 
 
-def _tokenise(state: ServerState, body: GenerationBody) -> list[int]:
-    """Runs in a worker thread: a long prompt takes long enough to stall every other stream."""
-    if isinstance(body, ChatBody):
-        return state.tokenizer.encode(state.tokenizer.render_chat(body.conversation()))
-    assert isinstance(body, CompletionBody)
-    return state.tokenizer.encode(body.prompt) if isinstance(body.prompt, str) else list(body.prompt)
+async def _submit(state: ServerState, request: Request, body: GenerationBody, request_id: str) -> Generation:
+    """A place first: an overloaded server has no time to tokenise what it refuses."""
+    state.room.take()
+    try:
+        limits = state.engine.limits
+        prompt = await state.prompts.tokens(body, limits.max_context, request.is_disconnected)
+        engine_request = make_request(request_id, body, prompt, limits)
+        generation = Generation(state.engine, state.tokenizer, engine_request, body.stop, state.room.give_back)
+        generation.submit()
+    except BaseException:
+        state.room.give_back()
+        raise
+    return generation
 
 
 async def _whole(request: Request, generation: Generation, answer: Answer) -> Response:

@@ -27,6 +27,7 @@ from prometheus_client import CollectorRegistry
 from speccache_runtime.config import EngineConfig
 from speccache_runtime.errors import ConfigError
 from speccache_runtime.server.app import create_app
+from speccache_runtime.server.lengths import ASSUMED_CHARACTERS
 from speccache_runtime.server.protocol import Engine, Tokenizer
 from speccache_runtime.server.state import ServerState
 
@@ -45,13 +46,22 @@ CLOSE_SECONDS = 5
 _Result = TypeVar("_Result")
 
 
-def serve(engine: Engine, tokenizer: Tokenizer, config: EngineConfig, registry: CollectorRegistry, say: Say) -> None:
+def serve(
+    engine: Engine,
+    tokenizer: Tokenizer,
+    config: EngineConfig,
+    registry: CollectorRegistry,
+    say: Say,
+    per_token: int = ASSUMED_CHARACTERS,
+) -> None:
     """Serve until told to end. Owns `engine`: starts it, drains it and stops it.
+
+    `per_token` is the most characters that one token of `tokenizer` stands for; longer text is refused unseen.
 
     Raises ConfigError when the port cannot be had, and what `engine.start` raises.
     """
     listener = listen(config.host, config.port)
-    app = create_app(engine, tokenizer, config, registry)
+    app = create_app(engine, tokenizer, config, registry, per_token)
     with listener:
         try:
             asyncio.run(_Process(engine, app, config, say).run(listener))

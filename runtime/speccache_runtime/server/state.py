@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 from speccache_runtime.server.errors import RETRY_AFTER_LOADING, ApiError
+from speccache_runtime.server.lengths import MAX_BODY_BYTES, body_limit
+from speccache_runtime.server.prompts import Prompts
 from speccache_runtime.server.protocol import Engine, Tokenizer
+from speccache_runtime.server.room import Room
 
 RETRY_AFTER_DRAINING = 1
 """Seconds; another replica, or this one's successor, takes the request."""
 
 
 class ServerState:
-    """One served model. `draining` is set by the process when it is told to end, before the engine knows."""
+    """One served model. `draining` is set by the process when it is told to end, before the engine knows.
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, served_name: str, created: int) -> None:
+    `places` is how many requests may run or wait; `per_token` the most characters that one token stands for.
+    """
+
+    def __init__(
+        self, engine: Engine, tokenizer: Tokenizer, served_name: str, created: int, places: int, per_token: int
+    ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
         self.served_name = served_name
         self.created = created
+        self.room = Room(places)
+        self.prompts = Prompts(tokenizer, per_token)
+        self._per_token = per_token
         self.draining = False
+
+    @property
+    def body_limit(self) -> int:
+        """Larger bodies are refused. The model's own limit is known once it is loaded."""
+        return body_limit(self.engine.limits, self._per_token) if self.engine.ready else MAX_BODY_BYTES
 
     def why_not_ready(self) -> str | None:
         """One line for /ready, or None when requests can be taken."""

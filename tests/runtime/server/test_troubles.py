@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 import socket
 import threading
 
@@ -147,3 +148,28 @@ def test_many_at_once(wire):
         client.join(10)
     assert answers == [11] * 20
     assert len({request.request_id for request in wire.engine.requests}) == 20
+
+
+class Watch:
+    """Middleware that tells how each request ended: with None, or with what went wrong."""
+
+    def __init__(self, app, ended: queue.Queue[Exception | None]) -> None:
+        self._app = app
+        self._ended = ended
+
+    async def __call__(self, scope, receive, send) -> None:
+        try:
+            await self._app(scope, receive, send)
+        except Exception as error:
+            self._ended.put(error)
+            raise
+        self._ended.put(None)
+
+
+def test_client_that_leaves_while_it_sends(wire):
+    """Not worth a traceback in the log."""
+    ended: queue.Queue[Exception | None] = queue.Queue()
+    wire.app.add_middleware(Watch, ended=ended)
+    with socket.create_connection(("127.0.0.1", wire.port), timeout=5) as client:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: m\r\nContent-Length: 100\r\n\r\n{")
+    assert ended.get(timeout=5) is None
