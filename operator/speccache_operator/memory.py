@@ -88,15 +88,12 @@ def _named(spec: Spec, memory: MemoryPlan, limit: int) -> str:
 
 
 def _remedy(spec: Spec, memory: MemoryPlan) -> str:
-    """What to lower: the field behind the largest term."""
+    """What to lower: the field behind the larger of the tiers."""
     if spec.memory.policy == "Manual":
         return "lower spec.resources.limits.memory"
-    fields = {
-        "lower spec.kvCache.host": memory.host_target + memory.host_draft,
-        "lower spec.kvCache.device or serve a smaller model": memory.device,
-        "lower spec.memory.overhead": memory.overhead,
-    }
-    return max(fields, key=lambda field: fields[field])
+    if memory.device > memory.host_target + memory.host_draft:
+        return "lower spec.kvCache.device, serve a smaller model"
+    return "lower spec.kvCache.host"
 
 
 def _sized(spec: Spec, memory: MemoryPlan, limit: int) -> Condition:

@@ -231,7 +231,7 @@ STOPS: list[tuple[str, dict[str, Any], dict[str, Any], str, Reason, str]] = [
         {"nodes": (NodeCapacity("n1", GIB),)},
         "MemorySized",
         Reason.EXCEEDS_NODE_ALLOCATABLE,
-        "lower spec.memory.overhead",
+        "lower spec.kvCache.host, or add",
     ),
     (
         "own limit, small node",
