@@ -168,7 +168,7 @@ def test_the_tokenizer_is_not_blamed_for_a_wrong_config(tmp_path: Path) -> None:
     (tmp_path / "m" / "config.json").write_text(json.dumps(config | {"attention_bias": "x"}))
     with pytest.raises(ModelError, match=r"config.json .* 'attention_bias'.*'x'") as caught:
         Tokenizer.from_dir(tmp_path / "m")
-    assert "tokenizer" not in str(caught.value)
+    assert "the tokenizer" not in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
