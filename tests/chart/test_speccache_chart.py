@@ -1,6 +1,7 @@
 """charts/speccache: the operator's Deployment, its rights, and what its values refuse."""
 
 import argparse
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,17 @@ def test_two_releases_share_no_object(rendered: Any) -> None:
 
     assert not identities(release="a", namespace="x") & identities(release="b", namespace="x")
     assert not identities(release="a", namespace="x") & identities(release="a", namespace="y")
+
+
+@pytest.mark.parametrize("release", ["1a", "a.b", "9.speccache", "x" * 53])
+def test_every_release_name_of_helm_gives_a_name_for_a_service(rendered: Any, release: str) -> None:
+    (service,) = [obj for obj in rendered("speccache", release=release) if obj["kind"] == "Service"]
+    assert re.fullmatch("[a-z]([-a-z0-9]{0,61}[a-z0-9])?", service["metadata"]["name"])
+
+
+def test_pull_secrets_may_have_dots(rendered: Any) -> None:
+    pods = [o for o in rendered("speccache", "imagePullSecrets={my.secret}") if o["kind"] == "Deployment"]
+    assert pods[0]["spec"]["template"]["spec"]["imagePullSecrets"] == [{"name": "my.secret"}]
 
 
 def test_the_service_selects_the_operator(rendered: Any, deployment: Any) -> None:

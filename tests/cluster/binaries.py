@@ -112,7 +112,17 @@ def _staging_replacements(program: Program) -> Iterator[str]:
 
 
 def _version_flags(program: Program) -> str:
-    """kubectl and the API server must report a version that clients can parse; without a git tree nobody sets it."""
+    """kubectl and the API server must report a version that clients can parse; without a git tree nobody sets it.
+
+    Helm must know which Kubernetes `helm template` is for: unless told, it assumes one older than our charts take.
+    """
+    if program is HELM:
+        major, minor, _ = KUBERNETES_VERSION.removeprefix("v").split(".")
+        return " ".join(
+            f"-X helm.sh/helm/v3/pkg/{package}.k8sVersion{part}={value}"
+            for package in ("chartutil", "lint/rules")
+            for part, value in (("Major", major), ("Minor", minor))
+        )
     if program.module != _KUBERNETES:
         return ""
     major, minor, _ = program.version.removeprefix("v").split(".")

@@ -1,6 +1,7 @@
-{{- /* Name of every object of the release; also of the Lease. */}}
+{{- /* Name of every object of the release; also of the Lease. A Service takes no dot in it and no digit at its start. */}}
 {{- define "speccache.name" -}}
-{{- $name := .Release.Name }}
+{{- $name := .Release.Name | replace "." "-" }}
+{{- if regexMatch "^[0-9]" $name }}{{ $name = printf "speccache-%s" $name }}{{ end }}
 {{- if not (contains "speccache" $name) }}{{ $name = printf "%s-speccache" $name }}{{ end }}
 {{- printf "%s-operator" ($name | trunc 50 | trimSuffix "-") }}
 {{- end }}
