@@ -90,11 +90,11 @@ class Engine:
         self._metrics.prompt_tokens.inc(len(request.prompt))
         self.scheduler.add(seq)
 
-    def abort(self, request_id: str) -> None:
-        """Ends a request now with what it has; ignores unknown ids."""
+    def abort(self, request_id: str, finish: Finish = Finish.ABORT) -> None:
+        """Ends a request now with what it has, for the reason `finish`; ignores unknown ids."""
         seq = self._sequences.get(request_id)
         if seq is not None:
-            seq.finish = Finish.ABORT
+            seq.finish = finish
             self._answer(seq, [])
             self._end(seq)
 

@@ -33,6 +33,12 @@ _ABORT_WAIT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
+class _Abort:
+    request_id: str
+    finish: Finish
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """What a request must stay within. `max_context` counts prompt and new tokens; `eos_token_ids` end a text."""
 
@@ -48,7 +54,7 @@ class EngineService:
         self.config = config
         self._metrics = Metrics(registry)
         self._wakeup = threading.Condition()
-        self._inbox: list[Request | str] = []
+        self._inbox: list[Request | _Abort] = []
         self._clients: dict[str, tuple[Request, Callable[[Output], None]]] = {}
         self._pending = False
         self._draining = False
@@ -129,10 +135,13 @@ class EngineService:
             self._inbox.append(request)
             self._notify()
 
-    def abort(self, request_id: str) -> None:
-        """Ends a request early; its callback gets an output with finish `abort`. Unknown ids are ignored."""
+    def abort(self, request_id: str, finish: Finish = Finish.ABORT) -> None:
+        """Ends a request early; its callback gets an output with `finish`. Unknown ids are ignored.
+
+        `Finish.STOP` is for a caller that has all it wants, so that the request does not count as aborted.
+        """
         with self._wakeup:
-            self._inbox.append(request_id)
+            self._inbox.append(_Abort(request_id, finish))
             self._notify()
 
     def _check(self, request: Request) -> None:
@@ -149,7 +158,7 @@ class EngineService:
 
     def _abort_all(self) -> int:
         with self._wakeup:
-            self._inbox += list(self._clients)
+            self._inbox += [_Abort(request_id, Finish.ABORT) for request_id in self._clients]
             self._notify()
             return len(self._clients)
 
@@ -214,7 +223,7 @@ class EngineService:
             if isinstance(item, Request):
                 self._built.engine.add(item)
             else:
-                self._built.engine.abort(item)
+                self._built.engine.abort(item.request_id, item.finish)
 
     def _idle(self) -> None:
         """Nothing can be computed now: advance a drain, then sleep until somebody wakes the engine."""

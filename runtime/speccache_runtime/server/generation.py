@@ -78,7 +78,7 @@ class Generation:
             if self._stops.found and not aborted:
                 # The last output still comes, and brings the usage.
                 aborted = True
-                self._engine.abort(self._request.request_id)
+                self._engine.abort(self._request.request_id, Finish.STOP)
 
     def _last(self, output: Output, text: str) -> Piece:
         if not self._stops.found:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from speccache_runtime.core import Output, Request
+from speccache_runtime.core import Finish, Output, Request
 
 
 class EngineLimits(Protocol):
@@ -60,8 +60,8 @@ class Engine(Protocol):
         """
         ...
 
-    def abort(self, request_id: str) -> None:
-        """End a request early; it still gets its last output. An unknown or finished request is ignored."""
+    def abort(self, request_id: str, finish: Finish = Finish.ABORT) -> None:
+        """End a request early; it still gets its last output, with `finish`. An unknown or finished one is ignored."""
         ...
 
     def drain(self, request_timeout: float, flush_timeout: float) -> None:

@@ -75,12 +75,13 @@ def test_seed(post: Post):
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_stop_string(post: Post):
-    """The text ends where the stop string would begin."""
+def test_stop_string(post: Post, served: httpx.Client):
+    """The text ends where the stop string would begin, and counts as stopped."""
     text = post("/v1/completions", prompt="import os\n", max_tokens=40).json()["choices"][0]["text"]
     stop = text[len(text) // 2 :][:3]
     cut = post("/v1/completions", prompt="import os\n", max_tokens=40, stop=stop).json()["choices"][0]
     assert cut == {"index": 0, "text": text[: text.index(stop)], "logprobs": None, "finish_reason": "stop"}
+    assert 'speccache_requests_total{finish="abort"}' not in served.get("/metrics").text
 
 
 def test_second_time_is_a_device_hit(post: Post):

@@ -229,6 +229,19 @@ def test_an_abort_right_behind_its_submit_is_not_lost(start: Start) -> None:
     assert client.wait().finish is Finish.ABORT
 
 
+def test_a_caller_that_has_all_it_wants_ends_its_request_as_stopped(start: Start) -> None:
+    """The counter says so too: a text that ended at a stop string is no aborted one."""
+    service = start()
+    go_on = hold(service)
+    client = submit(service, "enough", [1, 2, 3], 100)
+    service.abort("enough", Finish.STOP)
+    go_on.set()
+    assert client.wait().finish is Finish.STOP
+    ended = service._metrics.requests.labels
+    until(lambda: ended(finish=Finish.STOP)._value.get() == 1)
+    assert ended(finish=Finish.ABORT)._value.get() == 0
+
+
 def test_a_callback_that_fails_ends_its_own_request_only(
     start: Start, pair: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

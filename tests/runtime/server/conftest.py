@@ -98,7 +98,7 @@ class ScriptedEngine:
         self.refuse: Exception | None = None
         self.gate = threading.Semaphore(10**6)
         self.requests: list[Request] = []
-        self.aborted: set[str] = set()
+        self.aborted: dict[str, Finish] = {}
         self.abort_seen = threading.Event()
 
     def start(self) -> None:
@@ -110,8 +110,8 @@ class ScriptedEngine:
         self.requests.append(request)
         threading.Thread(target=self._replay, args=(request, on_output), daemon=True).start()
 
-    def abort(self, request_id: str) -> None:
-        self.aborted.add(request_id)
+    def abort(self, request_id: str, finish: Finish = Finish.ABORT) -> None:
+        self.aborted.setdefault(request_id, finish)
         self.abort_seen.set()
         self.gate.release()
 
@@ -127,7 +127,7 @@ class ScriptedEngine:
             self.gate.acquire()
             last = usage(len(request.prompt), made)
             if request.request_id in self.aborted:
-                on_output(Output(request.request_id, (), Finish.ABORT, last))
+                on_output(Output(request.request_id, (), self.aborted[request.request_id], last))
                 return
             if isinstance(step, Finish):
                 tokens = (EOS,) if step is Finish.STOP else ()

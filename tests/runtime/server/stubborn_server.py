@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from prometheus_client import CollectorRegistry
 
 from speccache_runtime.config import EngineConfig
-from speccache_runtime.core import Output, Request
+from speccache_runtime.core import Finish, Output, Request
 from speccache_runtime.server.run import serve
 
 
@@ -29,7 +29,7 @@ class StubbornEngine:
     def submit(self, request: Request, on_output: Callable[[Output], None]) -> None:
         raise NotImplementedError
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id: str, finish: Finish = Finish.ABORT) -> None:
         raise NotImplementedError
 
     def drain(self, request_timeout: float, flush_timeout: float) -> None:

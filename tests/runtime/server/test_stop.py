@@ -49,13 +49,13 @@ def test_stop_across_tokens(wire):
 
 
 def test_stop_aborts_the_engine(wire, events):
-    """Nobody waits for the rest, so it is not computed."""
+    """Nobody waits for the rest, so it is not computed; for the engine too the request has stopped, not failed."""
     wire.engine.script = [b"a.b", *[b"x"] * 10_000, Finish.LENGTH]
     *chunks, usage, done = events(wire.complete(stream=True, stop=["."], stream_options={"include_usage": True}))
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "a"
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
     assert done == "[DONE]"
-    assert wire.engine.aborted == {wire.engine.requests[0].request_id}
+    assert wire.engine.aborted == {wire.engine.requests[0].request_id: Finish.STOP}
     assert usage["usage"]["completion_tokens"] < 10_000
 
 

@@ -114,13 +114,13 @@ def test_client_that_leaves(wire, until, stream):
             received += client.recv(4096)
         until(lambda: len(wire.engine.requests) == 1)
     assert wire.engine.abort_seen.wait(5)
-    assert wire.engine.aborted == {wire.engine.requests[0].request_id}
+    assert wire.engine.aborted == {wire.engine.requests[0].request_id: Finish.ABORT}
 
 
 def test_finished_requests_are_not_aborted(wire):
     """Closing is for those that still run."""
     wire.complete(), wire.complete(stream=True)
-    assert wire.engine.aborted == set()
+    assert wire.engine.aborted == {}
 
 
 def test_bug_of_ours(wire, monkeypatch):
