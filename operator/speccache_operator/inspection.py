@@ -27,6 +27,9 @@ from speccache_operator.models import model_mounts
 from speccache_operator.observed import Observed
 from speccache_operator.pod_trouble import recheck_after, termination_message, worst_trouble
 
+PATIENCE_SECONDS = 15.0
+"""A Job that has no pod after this time is being refused one."""
+
 RETRY_SECONDS = 600.0
 """Pause before a failed inspection is tried again: the files may have been put in place meanwhile."""
 
@@ -110,13 +113,20 @@ def _look_at_job(resource: SpecCacheDeployment, observed: Observed, name: str, n
 def _running(job: Object, pods: tuple[Object, ...], wanted: InspectionJob, now: datetime) -> Finding:
     """While attempts are left: what went wrong so far is told, and nothing else is done."""
     trouble = worst_trouble(pods, now)
-    if job.get("status", {}).get("failed") and _last_words(pods):
+    failed = job.get("status", {}).get("failed") or any(pod.get("status", {}).get("phase") == "Failed" for pod in pods)
+    if failed and _last_words(pods):
         text = _failure(wanted.name, pods, now)
         return Finding(_condition("False", Reason.INSPECTION_FAILED, text), wanted=wanted)
     if trouble is not None:
         return Finding(_condition("False", trouble.reason, f"inspection: {trouble.message}"), wanted=wanted)
     text = f"Job {wanted.name} is reading the model files"
-    return Finding(_unknown(text), wanted=wanted, again_after=recheck_after(pods, now))
+    if pods:
+        return Finding(_unknown(text), wanted=wanted, again_after=recheck_after(pods, now))
+    age = (now - datetime.fromisoformat(job["metadata"]["creationTimestamp"])).total_seconds()
+    if age < PATIENCE_SECONDS:
+        return Finding(_unknown(text), wanted=wanted, again_after=PATIENCE_SECONDS - age)
+    text = f"Job {wanted.name} gets no pod; its events say why (quota, limit range, policies)"
+    return Finding(_condition("False", Reason.PODS_MISSING, text), wanted=wanted)
 
 
 def _failure(name: str, pods: tuple[Object, ...], now: datetime) -> str:

@@ -34,7 +34,8 @@ def models(claim: Any) -> dict[str, Any]:
 def job(resource: Any, image: RuntimeImage, now: Any) -> Any:
     """The resource's Job in a state: `job("Complete", seconds_ago)`, `job("Failed", ...)`, or running."""
 
-    def make(ended: str = "", ago: float = 1.0, failed: int = 0) -> dict[str, Any]:
+    def make(ended: str = "", ago: float = 1.0, failed: int = 0, age: float = 1.0) -> dict[str, Any]:
+        born = (now - timedelta(seconds=age)).strftime("%Y-%m-%dT%H:%M:%SZ")
         stamp = (now - timedelta(seconds=ago)).strftime("%Y-%m-%dT%H:%M:%SZ")
         conditions = [{"type": ended, "status": "True", "lastTransitionTime": stamp}] if ended else []
         name = inspection.job_name(resource(**ON_CLAIMS), image)
@@ -42,7 +43,14 @@ def job(resource: Any, image: RuntimeImage, now: Any) -> Any:
         return {
             "apiVersion": "batch/v1",
             "kind": "Job",
-            "metadata": {"name": name, "namespace": "demo", "uid": "job", "resourceVersion": "1", "labels": labels},
+            "metadata": {
+                "name": name,
+                "namespace": "demo",
+                "uid": "job",
+                "resourceVersion": "1",
+                "labels": labels,
+                "creationTimestamp": born,
+            },
             "status": {"conditions": conditions, "failed": failed},
         }
 
@@ -184,6 +192,19 @@ def test_while_attempts_are_left_the_last_failure_is_told(look: Any, job: Any, e
     assert finding.condition.reason is Reason.INSPECTION_FAILED
     assert "no such file" in finding.condition.message
     assert finding.wanted is not None
+
+
+def test_a_job_that_gets_no_pod_is_told(look: Any, job: Any) -> None:
+    early = look(job(age=5.0))
+    assert (early.condition.reason, early.again_after) == (Reason.INSPECTION_RUNNING, inspection.PATIENCE_SECONDS - 5)
+    late = look(job(age=inspection.PATIENCE_SECONDS))
+    assert (late.condition.status, late.condition.reason) == ("False", Reason.PODS_MISSING)
+    assert "quota" in late.condition.message
+    assert late.wanted is not None
+
+
+def test_a_pod_that_failed_is_a_failed_inspection_before_its_job_counts_it(look: Any, job: Any, ended: Any) -> None:
+    assert look(job(), pods=[ended("no such file", 1)]).condition.reason is Reason.INSPECTION_FAILED
 
 
 def test_trouble_of_the_inspection_pod_is_told(look: Any, job: Any, pod: Any) -> None:

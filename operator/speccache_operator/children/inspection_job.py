@@ -54,7 +54,7 @@ def _pod(ctx: BuildContext) -> dict[str, Any]:
         "command": command(ctx),
         "env": pods.environment(),
         # Only headers are read; what it takes is importing the libraries.
-        "resources": {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "2Gi"}},
+        "resources": {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"cpu": "1", "memory": "2Gi"}},
         "volumeMounts": [scratch_mount, *mounts],
     }
     return {
