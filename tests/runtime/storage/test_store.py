@@ -188,7 +188,7 @@ def test_a_target_that_cannot_be_written_leaves_a_lone_draft(store: PairStore, r
     assert write(store, KEYS[0]) == PairWrite(HalfWrite.WRITTEN, HalfWrite.EXISTS)
 
 
-def test_a_full_volume_stops_writes_but_not_reads(open_store, mount_tmpfs, fill_up, recorder, clock) -> None:
+def test_a_full_volume_stops_writes_but_not_reads(open_store, mount_tmpfs, fill_up, recorder, clock, caplog) -> None:
     root = mount_tmpfs("size=256k")
     store = open_store(root)
     write(store, KEYS[0])
@@ -199,6 +199,10 @@ def test_a_full_volume_stops_writes_but_not_reads(open_store, mount_tmpfs, fill_
     assert write(store, KEYS[3]) == PairWrite(HalfWrite.DROPPED, HalfWrite.DROPPED)
     assert recorder.operations[Operation.LOOKUP, Half.TARGET, Result.OK] == lookups
     assert recorder.breaker == [(Operation.WRITE, BreakerState.OPEN)]
+    assert caplog.messages == [
+        f"storage breaker for write operations is now open: storage path {root} is full: "
+        "free space on the volume or enlarge it (ENOSPC)"
+    ]
     assert recorder.errors.total() == 3
     assert {code for _, _, code in recorder.errors} == {"ENOSPC"}
     assert read(store, KEYS[0]) == PairRead(HalfRead.PRESENT, HalfRead.PRESENT, (7,))
@@ -212,6 +216,20 @@ def test_a_full_volume_stops_writes_but_not_reads(open_store, mount_tmpfs, fill_
     states = [state for _, state in recorder.breaker]
     assert states == [BreakerState.OPEN, BreakerState.HALF_OPEN, BreakerState.CLOSED]
     assert read(store, KEYS[3]) == PairRead(HalfRead.PRESENT, HalfRead.PRESENT, (7,))
+
+
+def test_a_volume_that_vanished_is_named_when_writes_stop(open_store, tmp_path: Path, caplog) -> None:
+    """Pages that are gone are misses, so only writes fail."""
+    root = tmp_path / "volume"
+    root.mkdir()
+    store = open_store(root)
+    root.rename(tmp_path / "elsewhere")
+    for key in KEYS[:2]:
+        write(store, key)
+    (message,) = caplog.messages
+    assert message.startswith(f"storage breaker for write operations is now open: storage path {root} does not exist: ")
+    assert message.endswith("(ENOENT)")
+    assert KEYS[0].hex() not in message
 
 
 def test_a_volume_that_turns_read_only(open_store, mount_tmpfs, remount, recorder) -> None:
@@ -231,7 +249,7 @@ def test_a_volume_that_turns_read_only(open_store, mount_tmpfs, remount, recorde
     assert recorder.breaker == []
 
 
-def test_a_volume_that_cannot_be_read_any_more(open_store, tmp_path: Path, recorder, clock) -> None:
+def test_a_volume_that_cannot_be_read_any_more(open_store, tmp_path: Path, recorder, clock, caplog) -> None:
     """Errors of reads and lookups open their breaker; then nothing is asked until the back-off is over."""
     store = open_store(tmp_path)
     write(store, KEYS[0])
@@ -242,6 +260,7 @@ def test_a_volume_that_cannot_be_read_any_more(open_store, tmp_path: Path, recor
     assert store.lookup(KEYS) == []
     assert write(store, KEYS[1]) == PairWrite(HalfWrite.DROPPED, HalfWrite.DROPPED)  # is it there? nobody knows
     assert {code for _, _, code in recorder.errors} == {"ENOTDIR"}
+    assert "storage breaker for read operations is now open: cannot look for" in caplog.text
     assert recorder.breaker[0] == (Operation.READ, BreakerState.OPEN)
     errors = recorder.errors.total()
     assert read(store, KEYS[0]) == PairRead(HalfRead.ABSENT, HalfRead.ABSENT)

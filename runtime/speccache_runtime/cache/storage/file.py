@@ -46,6 +46,9 @@ _REMEDIES = {
     errno.EDQUOT: "is full (quota): free space on the volume or raise the quota",
 }
 
+_WHOLE_VOLUME = frozenset({errno.EROFS, errno.ENOSPC, errno.EDQUOT})
+"""What no object has by itself."""
+
 
 class FileBackend:
     """A `Backend` on a directory. Holds no open files and no state, so every method is thread-safe."""
@@ -80,14 +83,14 @@ class FileBackend:
         except FileNotFoundError:
             return ReadStatus.MISSING
         except OSError as error:
-            raise BackendError.from_os_error(error, f"open {path}") from error
+            raise self._failed(error, "open", path) from error
         try:
             try:
                 return _fill(descriptor, [memoryview(header), payload])
             finally:
                 os.close(descriptor)
         except OSError as error:
-            raise BackendError.from_os_error(error, f"read {path}") from error
+            raise self._failed(error, "read", path) from error
 
     def write(self, name: ObjectName, header: bytes, payload: Bytes) -> None:
         """See `Backend.write`."""
@@ -100,7 +103,7 @@ class FileBackend:
                 _remove(unfinished)
                 raise
         except OSError as error:
-            raise BackendError.from_os_error(error, f"write {path}") from error
+            raise self._failed(error, "write", path) from error
 
     def delete(self, name: ObjectName) -> None:
         """See `Backend.delete`."""
@@ -110,7 +113,7 @@ class FileBackend:
         except FileNotFoundError:
             return
         except OSError as error:
-            raise BackendError.from_os_error(error, f"delete {path}") from error
+            raise self._failed(error, "delete", path) from error
 
     def close(self) -> None:
         """Nothing is open."""
@@ -124,7 +127,7 @@ class FileBackend:
         except FileNotFoundError:
             return False
         except OSError as error:
-            raise BackendError.from_os_error(error, f"look for {path}") from error
+            raise self._failed(error, "look for", path) from error
 
     def _make_directories(self, parts: tuple[str, ...]) -> None:
         """Make the folders under the root that are missing, but never the root itself."""
@@ -200,7 +203,15 @@ class FileBackend:
         if removed:
             logger.info("removed %d unfinished files of dead writers from %s", removed, self._tmp)
 
+    def _failed(self, error: OSError, doing: str, path: str) -> BackendError:
+        """The error of one operation: in the words of `probe` where not this object but the whole place is at fault."""
+        usable = os.path.isdir(self._root) and os.access(self._root, os.R_OK | os.W_OK | os.X_OK, effective_ids=True)
+        if error.errno in _WHOLE_VOLUME or not usable:
+            return self._unusable(error)
+        return BackendError.from_os_error(error, f"{doing} {path}")
+
     def _unusable(self, error: OSError) -> BackendError:
+        """What is wrong with the storage path, and what to do."""
         remedy = _REMEDIES.get(error.errno or 0)
         if error.errno in (errno.EACCES, errno.EPERM):
             remedy = (

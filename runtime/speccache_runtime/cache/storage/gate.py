@@ -28,6 +28,7 @@ class Gate:
         self._clock = clock
         reads = Breaker(settings, clock, lambda state: self._changed(Operation.READ, state))
         writes = Breaker(settings, clock, lambda state: self._changed(Operation.WRITE, state))
+        self._causes: dict[Operation, BaseException] = {}
         self._breakers = {Operation.LOOKUP: reads, Operation.READ: reads, Operation.WRITE: writes}
 
     def blocked(self, operation: Operation) -> bool:
@@ -57,6 +58,7 @@ class Gate:
         except BaseException as error:
             # Also for what is no BackendError, or a half-open breaker would wait for its attempt for ever.
             if breaker is not None:
+                self._causes[_direction(operation)] = error
                 breaker.failure()
             if not isinstance(error, BackendError):
                 raise
@@ -70,6 +72,22 @@ class Gate:
         return result, value
 
     def _changed(self, direction: Operation, state: BreakerState) -> None:
-        level = logging.WARNING if state is BreakerState.OPEN else logging.INFO
-        logger.log(level, "storage breaker for %s operations is now %s", direction, state)
+        if state is BreakerState.OPEN:
+            # Single errors are only counted, so this is where somebody learns what is wrong with the volume.
+            cause = _told(self._causes[direction])
+            logger.warning("storage breaker for %s operations is now %s: %s", direction, state, cause)
+        else:
+            logger.info("storage breaker for %s operations is now %s", direction, state)
         self.observer.on_breaker(direction, state)
+
+
+def _direction(operation: Operation) -> Operation:
+    """The name of the breaker that an operation goes through."""
+    return Operation.WRITE if operation is Operation.WRITE else Operation.READ
+
+
+def _told(error: BaseException) -> str:
+    """The error's text, with its code where the text does not name it."""
+    if isinstance(error, BackendError) and error.code not in str(error):
+        return f"{error} ({error.code})"
+    return str(error) or type(error).__name__
