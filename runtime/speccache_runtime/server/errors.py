@@ -7,6 +7,7 @@ Clients branch on the status and on `code`, people read `message`, and `param` n
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from pydantic import ValidationError
@@ -20,6 +21,12 @@ RETRY_AFTER_LOADING = 2
 
 CLIENT_GONE = 499
 """The status for a client that left before its answer: written to nobody, only seen in logs."""
+
+
+MAX_NAME = 64
+"""Characters shown of a field name that nobody knows; it may be as long as a body."""
+
+_PLAIN = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_NAME}}}")
 
 
 class ApiError(Exception):
@@ -71,13 +78,14 @@ def from_validation(error: ValidationError) -> ApiError:
 
 
 def field_path(location: tuple[int | str, ...]) -> str:
-    """`("messages", 1, "role")` → `messages[1].role`."""
+    """`("messages", 1, "role")` → `messages[1].role`. Names that are no plain words are quoted and cut to one line."""
     path = ""
     for part in location:
         if isinstance(part, int):
             path += f"[{part}]"
         else:
-            path += f".{part}" if path else part
+            name = part if _PLAIN.fullmatch(part) else ascii(part[:MAX_NAME])
+            path += f".{name}" if path else name
     return path
 
 

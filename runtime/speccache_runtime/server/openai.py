@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import PydanticCustomError, from_json
+from pydantic_core import PydanticCustomError
 
-from speccache_runtime.server.errors import ApiError, bad_field, from_validation
+from speccache_runtime.server.body import json_object
+from speccache_runtime.server.errors import bad_field, from_validation
 
 MAX_STOPS = 4
 """OpenAI's limit for `stop`."""
@@ -210,12 +211,12 @@ B = TypeVar("B", bound=GenerationBody)
 
 def parse_completion(raw: bytes) -> CompletionBody:
     """Raises ApiError (400) that names the first wrong field."""
-    return _validate(CompletionBody, _drop_neutral(_object(raw), NEUTRAL_COMPLETION))
+    return _validate(CompletionBody, _drop_neutral(json_object(raw), NEUTRAL_COMPLETION))
 
 
 def parse_chat(raw: bytes) -> ChatBody:
     """Raises ApiError (400) that names the first wrong field."""
-    body = _drop_neutral(_object(raw), NEUTRAL_CHAT)
+    body = _drop_neutral(json_object(raw), NEUTRAL_CHAT)
     messages = body.get("messages")
     if isinstance(messages, list):
         body["messages"] = [_message(message, number) for number, message in enumerate(messages)]
@@ -224,16 +225,6 @@ def parse_chat(raw: bytes) -> ChatBody:
 
 def _message(message: object, number: int) -> object:
     return _drop_neutral(message, _NEUTRAL_MESSAGE, f"messages[{number}].") if isinstance(message, dict) else message
-
-
-def _object(raw: bytes) -> dict[str, Any]:
-    try:
-        body = from_json(raw, allow_inf_nan=False)
-    except ValueError as error:
-        raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from error
-    if not isinstance(body, dict):
-        raise ApiError(400, "the body must be a JSON object", code="invalid_json")
-    return body
 
 
 def _validate(kind: type[B], body: dict[str, Any]) -> B:

@@ -18,7 +18,7 @@ from speccache_runtime.core import Usage
 from speccache_runtime.errors import BadRequest, Unavailable
 from speccache_runtime.server.admission import make_request
 from speccache_runtime.server.answers import SSE_DONE, Answer, ChatCompletion, Completion, sse
-from speccache_runtime.server.errors import CLIENT_GONE, ApiError, from_bad_request, from_unavailable
+from speccache_runtime.server.errors import CLIENT_GONE, MAX_NAME, ApiError, from_bad_request, from_unavailable
 from speccache_runtime.server.generation import Generation
 from speccache_runtime.server.openai import ChatBody, GenerationBody, parse_chat, parse_completion
 from speccache_runtime.server.state import ServerState
@@ -43,8 +43,19 @@ def completion_routes(state: ServerState) -> APIRouter:
     return router
 
 
+def check_encoding(request: Request) -> None:
+    """Raises ApiError (415) for a body that would have to be unpacked: its size says nothing about what is in it."""
+    encodings = ", ".join(request.headers.getlist("content-encoding"))
+    if encodings.strip().lower() not in ("", "identity"):
+        shown = ascii(encodings[:MAX_NAME])
+        raise ApiError(
+            415, f"Content-Encoding: {shown} is not supported; send the body as it is", code="unsupported_encoding"
+        )
+
+
 async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body; raises ApiError (413) as soon as it is known to be too large."""
+    """The whole body; raises ApiError (413) as soon as it is known to be too large, or at once (415) if packed."""
+    check_encoding(request)
     too_large = ApiError(413, f"the body is larger than {limit} bytes", code="body_too_large")
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:

@@ -147,7 +147,6 @@ def test_values_that_ask_for_nothing(wire, path, fields):
         b"[" * 10_000,
         b"\xff\xfe",
         b'{"model": "m", "prompt": "\xff"}',
-        b'{"model": "m", "prompt": "\\ud800"}',
         b'{"model": "m", "prompt": "hi", "temperature": NaN}',
     ],
 )
@@ -156,6 +155,63 @@ def test_malformed_json(wire, raw):
     for path in (TEXT, CHAT):
         answer = wire.http.post(path, content=raw)
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
+
+
+@pytest.mark.parametrize(
+    ("path", "raw", "param"),
+    [
+        (TEXT, r'{"model": "m", "prompt": "a\ud800b"}', "prompt"),
+        (TEXT, r'{"model": "m", "prompt": "hi", "stop": ["a", "\udc00"]}', "stop[1]"),
+        (TEXT, r'{"model": "m\ud800", "prompt": "hi"}', "model"),
+        (CHAT, r'{"messages": [{"role": "user", "content": "\ude00\ud83d"}], "model": "m"}', "messages[0].content"),
+        (TEXT, r'{"model": "m", "prompt": "hi", "\ud800": 1}', r"'\ud800'"),
+        (TEXT, '{"model": "m", "prompt": "hi", "seed": %s}' % ("9" * 5000), "seed"),
+        (TEXT, '{"model": "m", "prompt": "hi", "seed": -%s}' % ("9" * 4000), "seed"),
+        (TEXT, '{"model": "m", "prompt": "hi", "temperature": %s}' % ("9" * 4000), "temperature"),
+        (TEXT, '{"model": "m", "prompt": "hi", "max_tokens": %s}' % ("9" * 4000), "max_tokens"),
+        (TEXT, '{"model": "m", "prompt": [1, %s]}' % ("9" * 5000), "prompt[1]"),
+        (TEXT, '{"model": "m", "prompt": [1, %s]}' % ("9" * 4000), "prompt"),
+        (TEXT, '{"model": "m", "prompt": "hi", "temperature": 1e999}', "temperature"),
+    ],
+    ids=lambda value: value[:60],
+)
+def test_values_that_json_can_write_and_python_cannot_hold(wire, path, raw, param):
+    """They are the client's fault too, and named: half a character, a number of thousands of digits."""
+    answer = wire.http.post(path, content=raw)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert answer.json()["error"]["message"].startswith(param + ": ")
+    assert wire.engine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("", "''"),
+        ("\n", r"'\n'"),
+        ("a b", "'a b'"),
+        ("\u00e9\u2028", r"'\xe9\u2028'"),
+        ("x" * 100_000, repr("x" * 64)),
+        ("top_k", "top_k"),
+    ],
+)
+def test_unknown_field_with_an_odd_name(wire, name, shown):
+    """Shown so that it can be seen, in one short line."""
+    error = wire.complete(**{name: 1}).json()["error"]
+    assert (error["param"], error["message"]) == (shown, f"{shown}: this field is not known; remove it")
+    nested = wire.say(messages=[USER | {name: 1}]).json()["error"]
+    assert nested["param"] == f"messages[0].{shown}"
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "identity, gzip", "no\u00e9"])
+def test_packed_body(wire, encoding):
+    """Said as what it is, instead of as broken JSON."""
+    raw = b'{"model": "m", "prompt": "hi"}'
+    for path in (TEXT, CHAT):
+        answer = wire.http.post(path, content=raw, headers={"Content-Encoding": encoding.encode("latin-1")})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (415, "unsupported_encoding")
+        assert "Content-Encoding" in answer.json()["error"]["message"]
+    plain = wire.http.post(TEXT, content=raw, headers={"Content-Encoding": "Identity"})
+    assert plain.status_code == 200
 
 
 def test_body_too_large(wire):
