@@ -209,14 +209,6 @@ class Spec(SpecModel):
             at=".speculative.draftModel.uri",
         ),
         Rule(
-            cel=f"{_DRAFT} || !has(self.kvCache.storage) || self.kvCache.storage.missingDraft == 'Recompute'",
-            message="without speculative.draftModel no draft half can be missing; remove missingDraft",
-            check=lambda s: (
-                s.draft is not None or s.kv_cache.storage is None or s.kv_cache.storage.missing_draft == "Recompute"
-            ),
-            at=".kvCache.storage.missingDraft",
-        ),
-        Rule(
             cel="self.replicas <= 1 || !has(self.kvCache.storage)"
             " || has(self.kvCache.storage.persistentVolumeClaim.claimName)"
             " || (has(self.kvCache.storage.persistentVolumeClaim.accessModes)"

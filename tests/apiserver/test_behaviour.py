@@ -100,9 +100,7 @@ def test_the_claim_cannot_change(claim: dict[str, Any], stored: str, api: Any) -
 
 
 def test_the_rest_can_change_beside_an_unchanged_claim(stored: str, api: Any) -> None:
-    draft = {"algorithm": "EAGLE3", "draftModel": {"uri": "builtin://tiny"}}
-    cache = {"pageSize": 16, "storage": {"missingDraft": "Degrade"}}
-    changes = {"replicas": 3, "speculative": draft, "kvCache": cache}
+    changes = {"replicas": 3, "kvCache": {"pageSize": 16, "storage": {"missingDraft": "Degrade"}}}
     answer = api("patch", names.PLURAL, stored, "--type=merge", "-p", json.dumps({"spec": changes}))
     assert answer.returncode == 0, answer.stderr
 

@@ -90,7 +90,7 @@ def test_without_speculation(resource, packaged):
 
 
 def test_gpu_and_volumes(resource):
-    """On a GPU: bfloat16, a share of its memory, larger steps; mounted models lie at fixed paths."""
+    """On a GPU: bfloat16, a share of its memory, larger steps; models lie below their claims' mounts."""
     spec = resource["spec"]
     spec["model"]["uri"] = "pvc://models/llama"
     spec["speculative"]["draftModel"]["uri"] = "pvc://models/head"
@@ -99,7 +99,7 @@ def test_gpu_and_volumes(resource):
     made = from_wire(wire_of(resource))
     assert (made.device, made.kv_dtype, made.device_memory_fraction) == ("cuda", "bfloat16", 0.85)
     assert made.device_pages is None
-    assert (made.target_path, made.draft_path) == (Path("/models/target"), Path("/models/draft"))
+    assert (made.target_path, made.draft_path) == (Path("/models/target/llama"), Path("/models/draft/head"))
     assert made.prefill_budget == config.PREFILL_BUDGET_GPU
 
 
