@@ -37,7 +37,7 @@ class Tokenizer:
     def __init__(self, directory: Path, tokenizer: Any) -> None:
         self._directory = directory
         self._tokenizer = tokenizer
-        self._backend: Backend = tokenizer.backend_tokenizer
+        self.backend: Backend = tokenizer.backend_tokenizer
         self._bos: str | None = tokenizer.bos_token
 
     @classmethod
@@ -61,12 +61,14 @@ class Tokenizer:
         """
         _check_unicode("prompt", text)
         begun = self._bos is not None and text.startswith(self._bos)
-        ids: list[int] = self._backend.encode(text, add_special_tokens=not begun).ids
+        # A batch of one: `encode` keeps the interpreter's lock, so that a long text would hold up every other request.
+        (encoded,) = self.backend.encode_batch_fast([text], add_special_tokens=not begun)
+        ids: list[int] = encoded.ids
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids` without special tokens; bytes that are no character become replacement characters."""
-        text: str = self._backend.decode(list(ids), skip_special_tokens=True)
+        text: str = self.backend.decode(list(ids), skip_special_tokens=True)
         return text
 
     def detokenizer(self, after: Sequence[int] = ()) -> Detokenizer:

@@ -79,7 +79,7 @@ def _serve(config: EngineConfig) -> None:
 
     registry = CollectorRegistry()
     tokenizer = Tokenizer.from_dir(config.target_path)
-    per_token = characters_per_token(tokenizer._backend)
+    per_token = characters_per_token(tokenizer.backend)
     serve(EngineService(config, registry), tokenizer, config, registry, say, per_token)
 
 
