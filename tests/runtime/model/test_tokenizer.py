@@ -92,7 +92,7 @@ def test_broken_bytes_do_not_hold_text_for_ever(tokenizer: Tokenizer) -> None:
 
 def test_sentence_pieces_keep_spaces_and_bytes(tmp_path: Path) -> None:
     tokenizer = sentence_pieces(tmp_path)
-    vocab = tokenizer._backend.get_vocab()
+    vocab = tokenizer.backend.get_vocab()
     euro = [vocab[f"<0x{byte:02X}>"] for byte in "€".encode()]
     ids = [vocab["▁Hello"], *euro, *euro, vocab["▁world"], vocab["b"]]
     for sizes in ([], [2], [3, 4], [9]):
