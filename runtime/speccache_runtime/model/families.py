@@ -108,7 +108,8 @@ def _check_attention(directory: Path, config: dict[str, Any]) -> None:
 def positive(directory: Path, config: dict[str, Any], key: str) -> int:
     """A whole number above 0 from a config. Raises ModelError naming the key."""
     value = config.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    # Tensors have sizes of 64 bits; longer numbers cannot even be computed with.
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 63:
         raise ModelError(f"{directory}: {key} in config.json must be a whole number above 0, found {value!r}")
     return value
 

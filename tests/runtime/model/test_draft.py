@@ -378,6 +378,7 @@ BROKEN = [
     ("quantised", {"quantization_config": {"bits": 4}}, None, r"quantised draft heads"),
     ("flag", {"norm_output": "yes"}, None, r"norm_output in config.json must be true or false"),
     ("head_dim", {"head_dim": 0}, None, r"head_dim in config.json must be a whole number above 0"),
+    ("endless_head_dim", {"head_dim": 10**400}, None, r"head_dim in config.json must be a whole number above 0"),
     ("unknown", {}, with_(surprise__weight=torch.zeros(2)), r"tensor surprise.weight is not part of an EAGLE-3 head"),
     ("missing", {}, without("fc.weight"), r"tensor fc.weight is missing; is this an EAGLE-3 head"),
     ("shape", {"intermediate_size": 80}, None, r"has shape \[72, 48\], the config says \[80, 48\]"),
