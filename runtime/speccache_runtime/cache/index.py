@@ -26,8 +26,7 @@ class Entry:
 
     `packed` are its token ids (see `keys.pack_tokens`), `successors` the tokens that its draft half depends on.
     A draft flag says that the draft half in that tier is this page's; when it is False those bytes are never attended.
-    `stored_*` say that the storage tier was seen to hold that half; it may have been cleared since. `used` orders
-    eviction in both tiers.
+    `stored_*` say that the storage tier is known to hold that half. `used` orders eviction in both tiers.
     """
 
     __slots__ = (

@@ -19,7 +19,6 @@ from speccache_runtime.cache.transfer import Job, Move, Transfer
 from speccache_runtime.metrics import Metrics
 
 _STORED = (HalfWrite.WRITTEN, HalfWrite.EXISTS)
-_FAILED = (HalfWrite.ERROR, HalfWrite.DROPPED)
 
 
 class Writeback:
@@ -105,34 +104,21 @@ class Writeback:
 
     # ---- host -> storage
 
-    def store(self, entry: Entry) -> None:
+    def store(self, entry: Entry, *, even_if_busy: bool = False) -> None:
         """Writes the halves on the host that storage is not known to hold."""
-        if self._io is None or not _lacks(entry):
+        if self._io is None or entry.host is None:
             return
-        if self._writing >= self._max_writing:
+        draft_wanted = entry.draft_on_host and not entry.stored_draft
+        if entry.stored_target and not draft_wanted:
+            return
+        if self._writing >= self._max_writing and not even_if_busy:
             self._metrics.dropped_pages.labels(reason="write_backlog").inc()
             return
-        self._write(self._io, entry, draft=entry.draft_on_host and not entry.stored_draft)
-
-    def store_all(self) -> None:
-        """Queues every host page, however many are waiting: first those that storage lacks, then all others.
-
-        What was stored may be gone, because a volume may be cleared under us, and this is the last chance to mend it. A
-        page that is still there costs an existence check per half.
-        """
-        if self._io is None:
-            return
-        held = [entry for entry in self._index.entries() if entry.host is not None]
-        for entry in sorted(held, key=_lacks, reverse=True):
-            self._write(self._io, entry, draft=entry.draft_on_host)
-
-    def _write(self, io: StorageIO, entry: Entry, *, draft: bool) -> None:
-        assert entry.host is not None
         self._index.pin_host([entry])
         self._writing += 1
+        draft = self._arena.draft_half(entry.host) if draft_wanted else None
         target = self._arena.target_half(entry.host)
-        draft_half = self._arena.draft_half(entry.host) if draft else None
-        io.write(entry.key, target, draft_half, entry.successors, self._written(entry))
+        self._io.write(entry.key, target, draft, entry.successors, self._written(entry))
 
     def _written(self, entry: Entry) -> Callable[[PairWrite], None]:
         def then(result: PairWrite) -> None:
@@ -140,17 +126,15 @@ class Writeback:
             self._index.unpin_host([entry])
             entry.stored_target = entry.stored_target or result.target in _STORED
             entry.stored_draft = entry.stored_draft or result.draft in _STORED
-            target_lost = result.target in _FAILED and not entry.stored_target
-            draft_lost = result.draft in _FAILED and not entry.stored_draft
-            if target_lost or draft_lost:
+            if HalfWrite.ERROR in (result.target, result.draft) or HalfWrite.DROPPED in (result.target, result.draft):
                 self._metrics.dropped_pages.labels(reason="storage_write").inc()
 
         return then
 
-
-def _lacks(entry: Entry) -> bool:
-    """Whether the host holds a half that storage was never seen to hold."""
-    return entry.host is not None and not (entry.stored_target and (entry.stored_draft or not entry.draft_on_host))
+    def store_all(self) -> None:
+        """Queues every host page that storage lacks, however many are waiting."""
+        for entry in list(self._index.entries()):
+            self.store(entry, even_if_busy=True)
 
 
 def _device_page(entry: Entry) -> int:
