@@ -250,7 +250,7 @@ class PairedCache:
         return bool(self._loads) or self._writeback.busy or (self._prefetcher is not None and self._prefetcher.busy)
 
     def store_all(self) -> None:
-        """Queues every host page for storage, which takes those that it lacks (drain)."""
+        """Queues a storage write for every host page that storage lacks (drain)."""
         self._writeback.store_all()
 
     def close(self) -> None:
