@@ -28,6 +28,7 @@ from speccache_api.geometry import Inspection, ModelFacts, builtin_facts
 from speccache_api.quantity import GIB, MIB, format_bytes, round_up
 from speccache_api.spec import Device, Spec
 from speccache_api.spec_model import DeclaredGeometry
+from speccache_api.uris import builtin_name
 
 KVDtype = Literal["float32", "bfloat16"]
 
@@ -156,8 +157,9 @@ def shortfall(plan: MemoryPlan, user_limit: int) -> int:
 
 
 def _known(uri: str, declared: DeclaredGeometry | None, part: Literal["target", "draft"]) -> ModelFacts | None:
-    if uri.startswith("builtin://"):
-        builtin = builtin_facts(uri.removeprefix("builtin://"))
+    name = builtin_name(uri)
+    if name is not None:
+        builtin = builtin_facts(name)
         return builtin.target if part == "target" else builtin.draft
     if declared is None:
         return None

@@ -12,6 +12,7 @@ from speccache_api.quantity import parse_amount
 from speccache_api.rules import Rule, SpecModel
 from speccache_api.spec_cache import KVCache
 from speccache_api.spec_model import DeclaredGeometry, DraftModel, Model, Speculative
+from speccache_api.uris import builtin_name
 
 Device = Literal["cpu", "cuda"]
 
@@ -129,7 +130,7 @@ def _countable(spec: Spec, geometry: DeclaredGeometry | None) -> bool:
 
 def _fitting_draft(spec: Spec) -> bool:
     draft = spec.draft
-    return draft is None or not draft.uri.startswith("builtin://") or draft.uri == spec.model.uri
+    return draft is None or builtin_name(draft.uri) is None or draft.uri == spec.model.uri
 
 
 def _shareable(spec: Spec) -> bool:

@@ -18,6 +18,7 @@ from speccache_api.geometry import Inspection
 from speccache_api.resource import SpecCacheDeployment
 from speccache_api.sizing import KVDtype, MemoryPlan, kv_dtype
 from speccache_api.spec import Device, Spec
+from speccache_api.uris import claim_and_folder
 
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
@@ -148,9 +149,10 @@ def model_path(uri: str, mount: str) -> str | None:
 
     The claim's root is mounted, read-only: a folder mounted by `subPath` would be made where it does not exist.
     """
-    if uri.startswith("builtin://"):
+    place = claim_and_folder(uri)
+    if place is None:
         return None
-    _, _, folder = uri.removeprefix("pvc://").partition("/")
+    _, folder = place
     return f"{mount}/{folder}" if folder else mount
 
 

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 from speccache_api import names
 from speccache_api.spec import Spec
+from speccache_api.uris import claim_and_folder
 from speccache_api.wire import model_path
-
-_SCHEME = "pvc://"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +31,7 @@ def model_mounts(spec: Spec) -> tuple[ModelMount, ...]:
 
 
 def _mount(uri: str, mount_path: str, field: str) -> ModelMount | None:
-    path = model_path(uri, mount_path)
-    if path is None:
+    place, path = claim_and_folder(uri), model_path(uri, mount_path)
+    if place is None or path is None:
         return None
-    claim, _, _ = uri.removeprefix(_SCHEME).partition("/")
-    return ModelMount(claim=claim, mount_path=mount_path, path=path, field=field)
+    return ModelMount(claim=place[0], mount_path=mount_path, path=path, field=field)

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Literal
 
 from speccache_api.names import HTTP_PORT
+from speccache_api.uris import BUILTIN_SCHEME, builtin_name
 from speccache_api.wire import BadWireDocument, WireDocument, WireSource
 from speccache_runtime.errors import ConfigError
-
-BUILTIN_SCHEME = "builtin://"
 
 MAX_RUNNING = 32
 """Requests in one step. Each costs at most numSteps + 1 rows to verify, so 32 keep a step within a few hundred rows."""
@@ -88,6 +87,11 @@ class EngineConfig:
     prefill_budget: int = PREFILL_BUDGET_CPU
     """Prompt tokens computed in one step."""
 
+    @property
+    def max_requests(self) -> int:
+        """Requests that may run or wait; more are refused."""
+        return self.max_running + self.max_waiting
+
 
 def read_wire(path: Path) -> WireDocument:
     """The wire document in a file. Raises ConfigError that names the file and the remedy."""
@@ -145,9 +149,10 @@ def builtin_directory(name: str, half: Literal["target", "draft"]) -> Path:
 def _directory(source: WireSource, half: Literal["target", "draft"]) -> Path:
     if source.path is not None:
         return Path(source.path)
-    if not source.uri.startswith(BUILTIN_SCHEME):
+    name = builtin_name(source.uri)
+    if name is None:
         raise ConfigError(f"{half}.path: {source.uri} needs the directory it is mounted at")
-    return builtin_directory(source.uri.removeprefix(BUILTIN_SCHEME), half)
+    return builtin_directory(name, half)
 
 
 def _fraction(text: str | None) -> float | None:

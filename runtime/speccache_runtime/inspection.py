@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from speccache_api.geometry import BUILTIN_NAMES, Inspection
-from speccache_runtime.config import BUILTIN_SCHEME, builtin_directory
+from speccache_api.uris import builtin_name
+from speccache_runtime.config import builtin_directory
 from speccache_runtime.model.inspect import inspect as inspect_models
 
 
@@ -27,9 +28,8 @@ def builtin_table() -> str:
 
 
 def _directory(model: str, half: Literal["target", "draft"]) -> Path:
-    if model.startswith(BUILTIN_SCHEME):
-        return builtin_directory(model.removeprefix(BUILTIN_SCHEME), half)
-    return Path(model)
+    name = builtin_name(model)
+    return Path(model) if name is None else builtin_directory(name, half)
 
 
 def _entry(name: str) -> dict[str, object]:

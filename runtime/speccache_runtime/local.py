@@ -19,11 +19,11 @@ from speccache_api.geometry import Inspection
 from speccache_api.names import HTTP_PORT, KIND
 from speccache_api.resource import InvalidResource, SpecCacheDeployment
 from speccache_api.sizing import MemoryPlan, SizingError, known_inspection, size_memory
+from speccache_api.uris import builtin_name, claim_and_folder
 from speccache_api.wire import build_wire
-from speccache_runtime.config import BUILTIN_SCHEME, EngineConfig, StorageConfig, builtin_directory, from_wire
+from speccache_runtime.config import EngineConfig, StorageConfig, builtin_directory, from_wire
 from speccache_runtime.errors import ConfigError
 
-CLAIM_SCHEME = "pvc://"
 LOCAL_HOST = "127.0.0.1"
 """`serve -f` answers this machine only, unless told otherwise: it has no authentication."""
 
@@ -115,9 +115,11 @@ def plan_locally(resource: SpecCacheDeployment, options: LocalOptions) -> LocalP
 
 def model_directory(uri: str, half: Literal["target", "draft"], claims: Mapping[str, Path]) -> Path:
     """Where the files of `uri` lie on this machine. Raises ConfigError that says which option is missing."""
-    if uri.startswith(BUILTIN_SCHEME):
-        return builtin_directory(uri.removeprefix(BUILTIN_SCHEME), half)
-    claim, _, path = uri.removeprefix(CLAIM_SCHEME).partition("/")
+    name, place = builtin_name(uri), claim_and_folder(uri)
+    if name is not None:
+        return builtin_directory(name, half)
+    assert place is not None, "the resource's schema knows no third kind"
+    claim, path = place
     if claim not in claims:
         raise ConfigError(f"{uri}: say which directory stands for the claim: --claim {claim}=DIR")
     directory = claims[claim] / path
