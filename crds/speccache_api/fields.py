@@ -33,9 +33,8 @@ _ABOVE_ZERO = "give an amount above 0, such as 500m, 2 or 4Gi, or leave it out"
 
 
 def _amount(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, (str, int)):
-        raise ValueError(f"give an amount such as 500m, 2 or 4Gi, found {value!r}")
-    if re.fullmatch(QUANTITY_PATTERN, str(value)) is None:  # an exponent, for example, is refused by the API server
+    text = isinstance(value, (str, int)) and not isinstance(value, bool)
+    if not text or re.fullmatch(QUANTITY_PATTERN, str(value)) is None:  # the API server goes by the same pattern
         raise ValueError(f"give an amount such as 500m, 2 or 4Gi, found {value!r}")
     if parse_amount(str(value)) <= 0:
         raise ValueError(_ABOVE_ZERO)

@@ -20,7 +20,8 @@ pen.
 
 _PARTS = re.compile(r"([0-9]{1,19})(?:\.([0-9]{1,9}))?([A-Za-z]{0,2})")
 
-_EXPONENT = re.compile(r"([0-9]{1,19})(?:\.([0-9]{1,9}))?[eE]([+-]?[0-9]{1,2})")
+_AMOUNT = re.compile(r"([0-9]{1,19})(?:\.([0-9]{1,9}))?(?:[eE]([+-]?[0-9]{1,2})|([A-Za-z]{0,2}))")
+"""Of any resource; unlike sizes it may have an exponent or count in thousandths."""
 
 _POWERS: tuple[int, ...] = tuple(10**digits for digits in range(10))
 
@@ -52,16 +53,22 @@ def parse_amount(value: str) -> Fraction:
 
     Raises ValueError.
     """
-    power = _EXPONENT.fullmatch(value)
-    if power is not None:
-        whole, fraction, exponent = power.groups(default="")
-        return Fraction(int(whole + fraction), _POWERS[len(fraction)]) * Fraction(10) ** int(exponent)
-    match = _PARTS.fullmatch(value)
-    if match is None or (match.group(3) not in _UNITS and match.group(3) != "m"):
+    match = _AMOUNT.fullmatch(value)
+    scale = _scale(match) if match else None
+    if match is None or scale is None:
         raise ValueError(f"give an amount such as 500m, 2 or 4Gi, found {value!r}")
-    whole, fraction, unit = match.groups(default="")
-    scale = Fraction(1, 1000) if unit == "m" else Fraction(_UNITS[unit])
+    whole, fraction = match.group(1), match.group(2) or ""
     return Fraction(int(whole + fraction), _POWERS[len(fraction)]) * scale
+
+
+def _scale(amount: re.Match[str]) -> Fraction | None:
+    """What the number before it is multiplied by; None for a unit that nobody knows."""
+    exponent, unit = amount.group(3), amount.group(4)
+    if exponent is not None:
+        return Fraction(10) ** int(exponent)
+    if unit == "m":
+        return Fraction(1, 1000)
+    return Fraction(_UNITS[unit]) if unit in _UNITS else None
 
 
 def format_bytes(size: int) -> str:

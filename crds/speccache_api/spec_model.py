@@ -9,6 +9,7 @@ from pydantic import Field
 from speccache_api.fields import ModelUri, ServedName
 from speccache_api.geometry import KVGeometry
 from speccache_api.rules import Rule, SpecModel
+from speccache_api.uris import BUILTIN_SCHEME, builtin_name
 
 DEFAULT_STEPS = 7
 
@@ -32,12 +33,21 @@ class DeclaredGeometry(SpecModel):
         return KVGeometry(layers=self.layers, kv_heads=self.kv_heads, head_dim=self.head_dim)
 
 
-def _shape_is_known() -> Rule:
+_SHAPE_IS_KNOWN = Rule(
+    cel=f"!has(self.kvGeometry) || !self.uri.startsWith('{BUILTIN_SCHEME}')",
+    message="the shape of a built-in model is known; remove kvGeometry",
+    check=lambda model: model.kv_geometry is None or builtin_name(model.uri) is None,
+    at=".kvGeometry",
+)
+"""Of the target and of the draft."""
+
+
+def _only_with_a_draft(field: str, why: str, what: str) -> Rule:
     return Rule(
-        cel="!has(self.kvGeometry) || !self.uri.startsWith('builtin://')",
-        message="the shape of a built-in model is known; remove kvGeometry",
-        check=lambda model: model.kv_geometry is None or not model.uri.startswith("builtin://"),
-        at=".kvGeometry",
+        cel=f"self.algorithm != 'None' || !has(self.{field})",
+        message=f"algorithm None {why}; remove {what}, or set algorithm: EAGLE3",
+        check=lambda speculative: speculative.algorithm != "None" or not speculative.given(field),
+        at=f".{field}",
     )
 
 
@@ -55,7 +65,7 @@ class Model(SpecModel):
     `builtin://`).
     """
 
-    RULES: ClassVar[tuple[Rule, ...]] = (_shape_is_known(),)
+    RULES: ClassVar[tuple[Rule, ...]] = (_SHAPE_IS_KNOWN,)
 
 
 class DraftModel(SpecModel):
@@ -68,7 +78,7 @@ class DraftModel(SpecModel):
     `builtin://`).
     """
 
-    RULES: ClassVar[tuple[Rule, ...]] = (_shape_is_known(),)
+    RULES: ClassVar[tuple[Rule, ...]] = (_SHAPE_IS_KNOWN,)
 
 
 class Speculative(SpecModel):
@@ -99,24 +109,9 @@ class Speculative(SpecModel):
             check=lambda s: s.algorithm != "EAGLE3" or s.draft_model is not None,
             at=".draftModel",
         ),
-        Rule(
-            cel="self.algorithm != 'None' || !has(self.draftModel)",
-            message="algorithm None uses no draftModel; remove it, or set algorithm: EAGLE3",
-            check=lambda s: s.algorithm != "None" or s.draft_model is None,
-            at=".draftModel",
-        ),
-        Rule(
-            cel="self.algorithm != 'None' || !has(self.numSteps)",
-            message="algorithm None takes no steps; remove numSteps, or set algorithm: EAGLE3",
-            check=lambda s: s.algorithm != "None" or s.num_steps is None,
-            at=".numSteps",
-        ),
-        Rule(
-            cel="self.algorithm != 'None' || !has(self.numDraftTokens)",
-            message="algorithm None verifies nothing; remove numDraftTokens, or set algorithm: EAGLE3",
-            check=lambda s: s.algorithm != "None" or s.num_draft_tokens is None,
-            at=".numDraftTokens",
-        ),
+        _only_with_a_draft("draftModel", "uses no draftModel", "it"),
+        _only_with_a_draft("numSteps", "takes no steps", "numSteps"),
+        _only_with_a_draft("numDraftTokens", "verifies nothing", "numDraftTokens"),
         Rule(
             cel="!has(self.numDraftTokens)"
             f" || self.numDraftTokens == (has(self.numSteps) ? self.numSteps : {DEFAULT_STEPS}) + 1",
