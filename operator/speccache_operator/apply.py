@@ -57,6 +57,7 @@ async def carry_out(cluster: Cluster, plan: Plan, live: frozenset[tuple[str, str
         try:
             if step.reset is not None:
                 versions.add(version(await cluster.merge(ref, {**step.reset, "metadata": {"uid": step.uid}})))
+                metrics.writes.labels(ref.kind.name, "merge").inc()
             result = await cluster.apply(_body(step))
         except Refused as error:
             refusals.append(Refusal(ref, error.message))

@@ -41,13 +41,18 @@ def drifted(live: Object, planned: Object) -> bool:
     return not _contains(live, planned)
 
 
+def spec_drifted(live: Object, planned: Object) -> bool:
+    """The same of `spec` alone: a label that is put back changes nothing that runs."""
+    return not _contains(live.get("spec"), planned.get("spec"))
+
+
 def reset(live: Object, planned: Object) -> Object | None:
     """A merge patch that takes out of `live` what server-side apply leaves in; None when there is no such thing.
 
     Apply merges the ports of a Service by their numbers and its selector by keys, so that a changed port would be
     joined by the right one under the same name, which is refused, and a label more would stay.
     """
-    if kind_of(planned) is not SERVICE:
+    if kind_of(planned) is not SERVICE or not spec_drifted(live, planned):
         return None
     wanted = planned["spec"]
     extra = {key: None for key in live["spec"].get("selector") or {} if key not in wanted["selector"]}

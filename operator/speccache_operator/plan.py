@@ -38,7 +38,7 @@ from speccache_operator.conditions import (
     head,
 )
 from speccache_operator.context import BuildContext, RuntimeImage, Sized
-from speccache_operator.drift import drifted, replanned, reset, stamped
+from speccache_operator.drift import drifted, replanned, reset, spec_drifted, stamped
 from speccache_operator.kinds import CLAIM, JOB, STATEFUL_SET, Key, Object, Ref
 from speccache_operator.observed import Observed
 from speccache_operator.ownership import Owner, owner_of
@@ -271,10 +271,10 @@ class _Planner:
 
 
 def _changes_pods(write: Apply, live: Object | None) -> bool:
-    """True when the write is of the StatefulSet's spec: a label that is put back moves no pod."""
+    """True when the write is of the StatefulSet's spec."""
     if Ref.of(write.obj).kind is not STATEFUL_SET:
         return False
-    return live is None or write.cause is Cause.UPDATED or drifted({"spec": live["spec"]}, {"spec": write.obj["spec"]})
+    return live is None or write.cause is Cause.UPDATED or spec_drifted(live, write.obj)
 
 
 def _ordered(conditions: Sequence[Condition]) -> tuple[Condition, ...]:

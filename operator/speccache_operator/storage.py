@@ -47,20 +47,18 @@ def _other_claim(wanted: StorageClaim, name: str, claim: Object) -> Finding | No
     if not wanted.created:
         return None
     modes = list(claim["spec"].get("accessModes", ()))
-    if set(modes) != set(wanted.modes):
-        text = (
-            f"claim {name} exists with accessModes [{', '.join(modes)}], which cannot change;"
-            f" set {_FIELD}.accessModes to that, or delete the claim"
-        )
-        return _unusable(Reason.CLAIM_REFUSED, text)
     kind = claim["spec"].get("storageClassName", "")
-    if wanted.storage_class_name not in (None, kind):
-        text = (
-            f"claim {name} exists with storageClassName {kind!r}, which cannot change;"
-            f" set {_FIELD}.storageClassName to that, or delete the claim"
-        )
-        return _unusable(Reason.CLAIM_REFUSED, text)
-    return None
+    if set(modes) != set(wanted.modes):
+        field, found = "accessModes", f"[{', '.join(modes)}]"
+    elif wanted.storage_class_name not in (None, kind):
+        field, found = "storageClassName", repr(kind)
+    else:
+        return None
+    text = (
+        f"claim {name} exists with {field} {found}, which cannot change;"
+        f" set {_FIELD}.{field} to that, or delete the claim"
+    )
+    return _unusable(Reason.CLAIM_REFUSED, text)
 
 
 def _sharing(resource: SpecCacheDeployment, name: str, claim: Object) -> Finding | None:

@@ -43,7 +43,7 @@ def released(ctx: BuildContext, claims: Mapping[str, Object | None]) -> Object |
     storage = ctx.resource.spec.kv_cache.storage
     name = storage.persistent_volume_claim.claim_name if storage is not None else None
     live = claims.get(name) if name == names.claim_name(ctx.resource.name) else None
-    if name is None or live is None or live["metadata"].get("deletionTimestamp"):
+    if name is None or live is None:
         return None
     if all(owner["uid"] != ctx.resource.metadata.uid for owner in live["metadata"].get("ownerReferences", ())):
         return None
