@@ -49,6 +49,18 @@ class Unavailable(SpecCacheError):
 class Overloaded(Unavailable):
     """The waiting queue is full."""
 
+    def __init__(self, message: str, retry_after: int = 5) -> None:
+        super().__init__(message, retry_after)
+
 
 class Draining(Unavailable):
     """The engine is finishing its last requests before it exits."""
+
+
+def unicode_fault(text: str) -> str | None:
+    """Why `text` cannot be written down, None if it can: JSON may hold half of a pair that is one character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"not valid Unicode: half of a surrogate pair at character {error.start}"
+    return None

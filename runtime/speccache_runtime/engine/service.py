@@ -129,8 +129,8 @@ class EngineService:
                 raise Draining(self.failed or "this replica is shutting down; ask another one", retry_after=1)
             if request.request_id in self._clients:
                 raise ValueError(f"request id {request.request_id} is in use")
-            if len(self._clients) >= self.config.max_running + self.config.max_waiting:
-                raise Overloaded(f"{len(self._clients)} requests are running or waiting", retry_after=5)
+            if len(self._clients) >= self.config.max_requests:
+                raise Overloaded(f"{len(self._clients)} requests are running or waiting")
             self._clients[request.request_id] = (request, on_output)
             self._inbox.append(request)
             self._notify()

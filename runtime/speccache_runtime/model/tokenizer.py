@@ -15,7 +15,7 @@ from jinja2 import TemplateError
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer
 
-from speccache_runtime.errors import BadRequest, ModelError
+from speccache_runtime.errors import BadRequest, ModelError, unicode_fault
 from speccache_runtime.model.files import CONFIG, reason
 from speccache_runtime.model.hf_config import read_hf_config
 
@@ -134,10 +134,9 @@ class Detokenizer:
 
 
 def _check_unicode(field: str, text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise BadRequest(field, f"not valid Unicode: half of a surrogate pair at character {error.start}") from error
+    fault = unicode_fault(text)
+    if fault is not None:
+        raise BadRequest(field, fault)
 
 
 def _fault(directory: Path, error: Exception) -> str:

@@ -32,8 +32,7 @@ def create_app(
     whose `draining` the process sets when it is told to end.
     """
     app = FastAPI(title="SpecCache", docs_url=None, redoc_url=None, openapi_url=None)
-    places = config.max_running + config.max_waiting
-    state = ServerState(engine, tokenizer, config.served_name, int(time.time()), places, per_token)
+    state = ServerState(engine, tokenizer, config.served_name, int(time.time()), config.max_requests, per_token)
     app.state.server = state
     app.include_router(completion_routes(state))
     _add_models(app, state)

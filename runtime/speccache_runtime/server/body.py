@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from speccache_runtime.errors import unicode_fault
 from speccache_runtime.server.errors import ApiError, bad_field, field_path
 
 
@@ -56,9 +57,4 @@ def _integer(digits: str) -> int | _TooLong:
 def _fault(value: object) -> str | None:
     if isinstance(value, _TooLong):
         return "the number has too many digits"
-    if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            return f"not valid Unicode: half of a surrogate pair at character {error.start}"
-    return None
+    return unicode_fault(value) if isinstance(value, str) else None

@@ -12,9 +12,6 @@ from contextlib import asynccontextmanager
 from speccache_runtime.errors import Overloaded
 from speccache_runtime.server.lengths import MAX_BODY_BYTES
 
-RETRY_AFTER_OVERLOAD = 5
-"""Seconds, as the engine says when its queue is full."""
-
 MAX_WAITING_CHARACTERS = MAX_BODY_BYTES
 """Text that waits to be tokenised, of all requests together: some fifteen seconds of work."""
 
@@ -29,7 +26,7 @@ class Room:
     def take(self) -> None:
         """Raises Overloaded. Every place taken is given back once."""
         if self._taken >= self._places:
-            raise Overloaded(f"{self._taken} requests are running or waiting", RETRY_AFTER_OVERLOAD)
+            raise Overloaded(f"{self._taken} requests are running or waiting")
         self._taken += 1
 
     def give_back(self) -> None:
@@ -48,7 +45,7 @@ class Turns:
     async def turn(self, characters: int) -> AsyncIterator[None]:
         """Waits for the turn of a text of this length. Raises Overloaded when too much waits already."""
         if self._waiting and self._waiting + characters > MAX_WAITING_CHARACTERS:
-            raise Overloaded(f"{self._waiting} characters wait to be tokenised", RETRY_AFTER_OVERLOAD)
+            raise Overloaded(f"{self._waiting} characters wait to be tokenised")
         self._waiting += characters
         try:
             async with self._turn:

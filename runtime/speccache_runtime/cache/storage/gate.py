@@ -19,6 +19,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_DIRECTION = {Operation.LOOKUP: Operation.READ, Operation.READ: Operation.READ, Operation.WRITE: Operation.WRITE}
+"""The breaker that an operation goes through; deleting goes through none."""
+
 
 class Gate:
     """Calls into a backend. Thread-safe. `clock` gives seconds that never go back."""
@@ -29,11 +32,11 @@ class Gate:
         reads = Breaker(settings, clock, lambda state: self._changed(Operation.READ, state))
         writes = Breaker(settings, clock, lambda state: self._changed(Operation.WRITE, state))
         self._causes: dict[Operation, BaseException] = {}
-        self._breakers = {Operation.LOOKUP: reads, Operation.READ: reads, Operation.WRITE: writes}
+        self._breakers = {Operation.READ: reads, Operation.WRITE: writes}
 
     def blocked(self, operation: Operation) -> bool:
         """Whether `call` would refuse this operation now."""
-        return self._breakers[operation].blocked()
+        return self._breakers[_DIRECTION[operation]].blocked()
 
     def drop(self, operation: Operation, half: Half) -> None:
         """Report that an operation was not tried."""
@@ -47,7 +50,8 @@ class Gate:
         A BackendError becomes ERROR, an open breaker DROPPED, both with None. Any answer at all, a miss or a corrupt
         object too, counts as success for the breaker: storage has answered.
         """
-        breaker = self._breakers.get(operation)
+        direction = _DIRECTION.get(operation)
+        breaker = self._breakers[direction] if direction is not None else None
         if breaker is not None and not breaker.allow():
             self.drop(operation, half)
             return Result.DROPPED, None
@@ -57,8 +61,8 @@ class Gate:
             result, nbytes, value = action()
         except BaseException as error:
             # Also for what is no BackendError, or a half-open breaker would wait for its attempt for ever.
-            if breaker is not None:
-                self._causes[_direction(operation)] = error
+            if direction is not None and breaker is not None:
+                self._causes[direction] = error
                 breaker.failure()
             if not isinstance(error, BackendError):
                 raise
@@ -79,11 +83,6 @@ class Gate:
         else:
             logger.info("storage breaker for %s operations is now %s", direction, state)
         self.observer.on_breaker(direction, state)
-
-
-def _direction(operation: Operation) -> Operation:
-    """The name of the breaker that an operation goes through."""
-    return Operation.WRITE if operation is Operation.WRITE else Operation.READ
 
 
 def _told(error: BaseException) -> str:
