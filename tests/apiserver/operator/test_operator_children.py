@@ -23,15 +23,20 @@ def created(client: Any, operator: Any, manifest: Any, wait: Any, namespace: str
     return made
 
 
-def test_children_exist_and_are_owned(created: dict[str, Any], client: Any, namespace: str) -> None:
-    name = created["metadata"]["name"]
-    for kind, child in (
+def _children(name: str) -> list[tuple[str, str]]:
+    """(kind, name) of what goes with its resource."""
+    return [
         ("StatefulSet", name),
         ("Service", name),
         ("Service", f"{name}-pods"),
         ("ConfigMap", f"{name}-wire"),
         ("ServiceAccount", name),
-    ):
+    ]
+
+
+def test_children_exist_and_are_owned(created: dict[str, Any], client: Any, namespace: str) -> None:
+    name = created["metadata"]["name"]
+    for kind, child in _children(name):
         obj = client.get(kind, namespace, child)
         assert obj is not None, (kind, child)
         (owner,) = obj["metadata"]["ownerReferences"]
@@ -98,13 +103,7 @@ def test_a_kept_claim_of_other_modes_is_explained(
     name = client.create(resource)["metadata"]["name"]
     wait(lambda: client.get("StatefulSet", namespace, name))
     client.delete(names.KIND, namespace, name)
-    for kind, child in (
-        ("StatefulSet", name),
-        ("Service", name),
-        ("Service", f"{name}-pods"),
-        ("ConfigMap", f"{name}-wire"),
-        ("ServiceAccount", name),
-    ):
+    for kind, child in _children(name):
         client.delete(kind, namespace, child)  # what the garbage collector does
     resource["spec"]["kvCache"]["storage"]["persistentVolumeClaim"]["accessModes"] = ["ReadWriteMany"]
     client.create(resource)

@@ -33,6 +33,16 @@ def store_prompt(rig: MakeRig, volume: Any, **settings: Any) -> list[bytes]:
     return keys
 
 
+def held_in_storage(rig: MakeRig, volume: Any) -> tuple[Any, Any]:
+    """A second life, and in it a request whose pages storage has and does not give; `volume.gates["read"]` lets go."""
+    store_prompt(rig, volume)
+    cache = rig(backend=volume)
+    volume.gates["read"] = threading.Event()
+    visit = cache.enter(PROMPT)
+    cache.until(lambda: cache.cache.busy)
+    return cache, visit
+
+
 def on_host(rig: Any) -> set[bytes]:
     """Keys of the pages that the host holds."""
     return {entry.key for entry in rig.cache.index.entries() if entry.host is not None}
@@ -325,11 +335,7 @@ def test_equal_pages_computed_at_the_same_time_are_known_once(rig: MakeRig, tool
 def test_a_request_that_goes_away_while_it_waits_leaves_what_arrives_to_others(
     rig: MakeRig, volume: Any, tools: SimpleNamespace
 ) -> None:
-    store_prompt(rig, volume)
-    cache = rig(backend=volume)
-    volume.gates["read"] = threading.Event()
-    visit = cache.enter(PROMPT)
-    cache.until(lambda: cache.cache.busy)
+    cache, visit = held_in_storage(rig, volume)
     cache.cache.end_prefetch(visit.prefetch)
     cache.cache.check_integrity()
     volume.gates["read"].set()
@@ -341,11 +347,7 @@ def test_a_request_that_goes_away_while_it_waits_leaves_what_arrives_to_others(
 def test_a_request_does_not_wait_for_slow_storage_beyond_its_deadline(
     rig: MakeRig, volume: Any, tools: SimpleNamespace
 ) -> None:
-    store_prompt(rig, volume)
-    cache = rig(backend=volume)
-    volume.gates["read"] = threading.Event()
-    visit = cache.enter(PROMPT)
-    cache.until(lambda: cache.cache.busy)
+    cache, visit = held_in_storage(rig, volume)
     assert cache.cache.prefetch_pending(visit.prefetch)
     visit.prefetch.deadline = 0.0
     for _ in range(3):
@@ -364,11 +366,7 @@ def test_a_request_does_not_wait_for_slow_storage_beyond_its_deadline(
 def test_a_volume_that_hangs_costs_one_deadline_and_not_one_per_request(
     rig: MakeRig, volume: Any, tools: SimpleNamespace
 ) -> None:
-    store_prompt(rig, volume)
-    cache = rig(backend=volume)
-    volume.gates["read"] = threading.Event()
-    first = cache.enter(PROMPT)
-    cache.until(lambda: cache.cache.busy)
+    cache, first = held_in_storage(rig, volume)
     first.prefetch.deadline = 0.0
     assert not cache.cache.prefetch_pending(first.prefetch)
     second = cache.enter([7, 7, 7, 7, *PROMPT])

@@ -135,6 +135,14 @@ def hold(service: EngineService) -> threading.Event:
     return go_on
 
 
+def at_once(threads: list[threading.Thread]) -> None:
+    """Runs them together, and waits for their ends."""
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+
+
 def test_requests_from_many_threads_all_get_their_own_text(start: Start, pair: Any, tools: SimpleNamespace) -> None:
     service = start()
     texts = [tools.random_tokens(10 + n, seed=n) for n in range(12)]
@@ -143,10 +151,7 @@ def test_requests_from_many_threads_all_get_their_own_text(start: Start, pair: A
         threading.Thread(target=lambda n=n: clients.append(submit(service, f"r{n}", texts[n], 10)))  # type: ignore[misc]
         for n in range(12)
     ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_S)
+    at_once(threads)
     assert len(clients) == 12
     for client in clients:
         assert client.wait().finish is Finish.LENGTH
@@ -424,10 +429,7 @@ def test_a_storm_of_submits_and_aborts_leaves_nothing_behind(start: Start, tools
                 service.abort(client.name)
 
     threads = [threading.Thread(target=storm, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_S)
+    at_once(threads)
     assert len(clients) == 48
     for client in clients:
         assert client.wait().finish in (Finish.LENGTH, Finish.ABORT)
