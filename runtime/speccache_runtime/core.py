@@ -27,6 +27,15 @@ class Finish(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a token is drawn: see `SamplingParams`, of which it is the part that a runner needs."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How to choose tokens.
 
@@ -40,6 +49,11 @@ class SamplingParams:
     top_p: float = 1.0
     seed: int = 0
     stop_token_ids: frozenset[int] = frozenset()
+
+    @property
+    def sampling(self) -> Sampling:
+        """How each token is drawn."""
+        return Sampling(self.temperature, self.top_p, self.seed)
 
 
 @dataclass(frozen=True, slots=True)

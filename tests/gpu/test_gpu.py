@@ -14,7 +14,8 @@ from speccache_runtime.bench.gpu import GpuBench
 from speccache_runtime.bench.random_pair import PairShape, write_pair
 from speccache_runtime.cache.layout import HostRecord
 from speccache_runtime.cache.pool import HostArena, KVPool, PoolShape
-from speccache_runtime.cache.transfer import Move, make_transfer
+from speccache_runtime.cache.transfer import Move
+from speccache_runtime.cache.transfers import make_transfer
 from speccache_runtime.core import Output, Request, SamplingParams
 from speccache_runtime.engine.build import build_engine
 from speccache_runtime.metrics import Metrics

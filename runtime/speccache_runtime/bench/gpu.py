@@ -7,9 +7,10 @@ reads for decode steps. It drives the engine below HTTP.
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -128,7 +129,8 @@ class _Driver:
         self._tokens = 0
         self._next_id = 0
         self._metrics = Metrics(CollectorRegistry())
-        self._built = build_engine(config, self._metrics, self._count, lambda: None)
+        self._probe = _Probe()
+        self._built = build_engine(config, self._metrics, self._count, lambda: None, timer=self._probe.time)
         self._engine: Engine = self._built.engine
         self._page_size = config.page_size
 
@@ -152,16 +154,16 @@ class _Driver:
         self._start(prompt, new_tokens=10 * STEPS)
         while not self._tokens:
             self._engine.step()
-        probe = _Probe(self._engine)
         for _ in range(5):
             self._engine.step()
-        probe.reset()
+        self._probe.on = True
         for _ in range(STEPS):
-            probe.time("step", self._engine.step)
-        probe.remove()
+            with self._probe.time("step"):
+                self._engine.step()
+        self._probe.on = False
         self._engine.abort(str(self._next_id))
         self._settle()
-        return probe.medians()
+        return self._probe.take_medians()
 
     def empty_device_tier(self) -> None:
         """Evicts every page from the device; the host copies stay."""
@@ -198,37 +200,29 @@ class _Driver:
 
 
 class _Probe:
-    """Times an engine's target pass and draft pass with the device idle before and after each."""
+    """Times an engine's target passes and draft passes with the device idle before and after each, while it is on."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self) -> None:
         self._times: dict[str, list[float]] = {}
-        self._engine = engine
-        self._wrap("_target_pass", "target")
-        if engine.speculates:
-            self._wrap("_draft", "draft")
+        self.on = False
 
-    def _wrap(self, method: str, name: str) -> None:
-        inner = getattr(self._engine, method)
-        setattr(self._engine, method, lambda *args: self.time(name, lambda: inner(*args)))
-
-    def time(self, name: str, work: Callable[[], object]) -> object:
-        """Runs `work` and keeps its milliseconds under `name`."""
+    @contextlib.contextmanager
+    def time(self, name: str) -> Iterator[None]:
+        """Keeps the milliseconds of what runs inside under `name`."""
+        if not self.on:
+            yield
+            return
         _synchronize()
         began = time.perf_counter()
-        result = work()
+        yield
         _synchronize()
         self._times.setdefault(name, []).append((time.perf_counter() - began) * 1e3)
-        return result
 
-    def reset(self) -> None:
+    def take_medians(self) -> Table:
+        """The median of each name since the last call."""
+        medians = {name: statistics.median(values) for name, values in self._times.items()}
         self._times.clear()
-
-    def remove(self) -> None:
-        for method in ("_target_pass", "_draft"):
-            self._engine.__dict__.pop(method, None)
-
-    def medians(self) -> Table:
-        return {name: statistics.median(values) for name, values in self._times.items()}
+        return medians
 
 
 def floors(device: torch.device) -> Table:

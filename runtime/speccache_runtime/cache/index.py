@@ -7,18 +7,22 @@ Who owns a page number, at any time exactly one of:
   device page:  the free list | one request (taken, not yet published) | one entry
   host page:    the free list | one job in flight (taken, not yet attached) | one entry
 
-Eviction order: `touch` stamps a chain so that every page is older than its parent, and a new page is stamped just older
-than its parent. So children go first without anybody counting them, whatever order copies and writes finish in, and a
-page that is hot on the device stays on the host.
+Eviction order: a chain is stamped from its beginning on, at once (`touch`) or piece by piece (`stamp`, `touch_some`),
+so that every page is older than its parent, and a new page is stamped just older than its parent. So children go first
+without anybody counting them, whatever order copies and writes finish in, and a page that is hot on the device stays on
+the host.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from speccache_runtime.cache.eviction import EvictionOrder
 from speccache_runtime.cache.keys import ROOT
+
+MOST_SPARED = 64
+"""How many pages that must stay are passed over in the search for one that may go: a bound on what the search costs."""
 
 
 class Entry:
@@ -129,11 +133,22 @@ class Index:
 
     def touch(self, keys: Sequence[bytes]) -> None:
         """Marks the known pages of a chain as just used; `keys` are in prefix order and begin with the first page."""
-        self._clock += len(keys)
-        for depth, key in enumerate(keys):
-            entry = self._entries.get(key)
+        stamp = self.stamp(len(keys))
+        self.touch_some([self._entries.get(key) for key in keys], 0, stamp)
+
+    def stamp(self, pages: int) -> int:
+        """A new mark for the first page of a chain of `pages` pages, above all marks given before."""
+        self._clock += pages
+        return self._clock
+
+    def touch_some(self, entries: Iterable[Entry | None], first: int, stamp: int) -> None:
+        """Marks a piece of a chain, from page `first` on, whose first page's mark is `stamp`.
+
+        Pieces come in prefix order. A page that was used later than that keeps its mark.
+        """
+        for depth, entry in enumerate(entries, first):
             if entry is not None:
-                entry.used = self._clock - depth
+                entry.used = max(entry.used, stamp - depth)
 
     def _new_entry(self, key: bytes, parent: bytes, packed: bytes, successors: tuple[int, ...]) -> Entry:
         above = self._entries.get(parent)
@@ -226,18 +241,26 @@ class Index:
 
     # ---- host pages
 
-    def take_host(self, count: int) -> list[int]:
-        """Up to `count` host pages for a job to own, evicting the oldest unpinned entries."""
-        count = min(count, self.host.num_available)
-        while self.host.num_free < count:
+    def take_host(self, count: int, *, keep: Collection[Entry] = ()) -> list[int]:
+        """Up to `count` host pages for a job to own, evicting the oldest unpinned entries, but none of `keep`."""
+        spared: list[Entry] = []
+        while self.host.num_free < count and len(self.host.evictable) and len(spared) < MOST_SPARED:
             victim = self.host.evictable.pop()
-            self.host.evictions += 1
-            assert victim.host is not None
-            self.host.push(victim.host)
-            victim.host = None
-            victim.draft_on_host = False
-            self._forget_if_nowhere(victim)
-        return [self.host.pop() for _ in range(count)]
+            if victim in keep:
+                spared.append(victim)
+            else:
+                self._drop_host(victim)
+        for entry in spared:
+            self.host.evictable.add(entry)
+        return [self.host.pop() for _ in range(min(count, self.host.num_free))]
+
+    def _drop_host(self, entry: Entry) -> None:
+        assert entry.host is not None
+        self.host.evictions += 1
+        self.host.push(entry.host)
+        entry.host = None
+        entry.draft_on_host = False
+        self._forget_if_nowhere(entry)
 
     def give_host(self, pages: Iterable[int]) -> None:
         """Takes back host pages that were taken and not attached."""

@@ -1,13 +1,42 @@
-"""The device pages of one request, in the order of its tokens."""
+"""What a request holds of the cache: its wait for storage, what admission found, and its device pages. No torch."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from speccache_runtime.cache.index import Entry
 from speccache_runtime.cache.keys import KeyChain
-from speccache_runtime.tensors import send
+from speccache_runtime.core import Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """What admission found. `tokens` are cached; `draft_absent` of them have no draft half."""
+
+    tokens: int
+    by_tier: dict[Tier, int] = field(default_factory=dict)
+    draft_absent: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class Prefetch:
+    """One request's wait for storage. `landed` are the keys that storage gave it, `pinned` what it keeps on the
+    host, `late` whether its deadline has been counted."""
+
+    keys: Sequence[bytes]
+    deadline: float
+    looking: bool = True
+    waiting_for: set[bytes] = field(default_factory=set)
+    landed: set[bytes] = field(default_factory=set)
+    pinned: dict[bytes, Entry] = field(default_factory=dict)
+    closed: bool = False
+    late: bool = False
+
+    @property
+    def pending(self) -> bool:
+        """Whether something that this request waits for has not arrived."""
+        return not self.closed and (self.looking or bool(self.waiting_for))
 
 
 class Lease:
@@ -16,7 +45,8 @@ class Lease:
         pages      0 .......... shared .......... | ...... private ......
         entries    pinned entries of the index    | None: owned by this request until published
 
-    A private page that was published but equals one that another request published first stays private.
+    A private page that was published but equals one that another request published first stays private. `loads` are
+    the jobs that bring shared pages to the device, by number, whether or not they have ended.
     """
 
     def __init__(self, page_size: int) -> None:
@@ -25,9 +55,14 @@ class Lease:
         self.pages: list[int] = []
         self.entries: list[Entry | None] = []
         self.draft_absent: list[bool] = []
+        self.loads: tuple[int, ...] = ()
         self.published = 0
-        self._numbers: Tensor | None = None
-        self._tables: dict[bool, Tensor] = {}
+        self.known: set[Entry] = set()
+        """The entries among `entries`."""
+        self.swept = 0
+        """How many leading pages the sweep under way has been over (see `PairedCache.publish`)."""
+        self.stamp = 0
+        """What the sweep under way marks its first page with."""
 
     @property
     def num_slots(self) -> int:
@@ -44,35 +79,20 @@ class Lease:
         self.pages += pages
         self.entries += entries
         self.draft_absent += draft_absent
-        self._numbers = None
-        self._tables.clear()
+        self.known.update(entry for entry in entries if entry is not None)
+
+    def own(self, page: int, entry: Entry) -> None:
+        """Makes `entry` the one of a page that was private until now."""
+        self.entries[page] = entry
+        self.known.add(entry)
 
     def clear(self) -> None:
         """Forgets all pages; the caller has given them back."""
         self.pages, self.entries, self.draft_absent = [], [], []
-        self.published = 0
-        self._numbers = None
-        self._tables.clear()
+        self.loads = ()
+        self.published = self.swept = self.stamp = 0
+        self.known = set()
 
     def private_pages(self) -> list[int]:
         """Pages that this request owns."""
         return [page for page, entry in zip(self.pages, self.entries, strict=True) if entry is None]
-
-    def slots(self, start: int, rows: int) -> Tensor:
-        """Pool slots (page * page_size + offset) of token positions [start, start + rows): int64 [rows] on the CPU."""
-        if self._numbers is None:
-            self._numbers = torch.tensor(self.pages, dtype=torch.int64)
-        positions = torch.arange(start, start + rows)
-        return self._numbers[positions // self.page_size] * self.page_size + positions % self.page_size
-
-    def table(self, device: torch.device, *, draft: bool) -> Tensor:
-        """Page numbers as int64 on `device`; for the draft without the pages whose draft half is absent.
-
-        Valid until the next `add`.
-        """
-        if draft not in self._tables:
-            pages = self.pages
-            if draft:
-                pages = [p for p, absent in zip(self.pages, self.draft_absent, strict=True) if not absent]
-            self._tables[draft] = send(pages, device)
-        return self._tables[draft]

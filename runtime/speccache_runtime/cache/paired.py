@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from speccache_runtime.cache.accounting import PageGauges, count_lookups
 from speccache_runtime.cache.index import Entry, Index
 from speccache_runtime.cache.layout import HostRecord
-from speccache_runtime.cache.lease import Lease
+from speccache_runtime.cache.lease import Hit, Lease, Prefetch
+from speccache_runtime.cache.loads import Loads
 from speccache_runtime.cache.policy import MissingDraft, cacheable_pages, publishable_pages, usable_pages
 from speccache_runtime.cache.pool import HostArena, KVPool
-from speccache_runtime.cache.prefetch import Prefetch, Prefetcher
+from speccache_runtime.cache.prefetch import Prefetcher
 from speccache_runtime.cache.storage.store import PairStore
 from speccache_runtime.cache.storage_io import StorageIO
-from speccache_runtime.cache.transfer import Job, Move, Transfer, make_transfer
-from speccache_runtime.cache.writeback import Writeback
+from speccache_runtime.cache.transfer import Move
+from speccache_runtime.cache.transfers import make_transfer
+from speccache_runtime.cache.writeback import Wanted, Writeback, draft_missing
 from speccache_runtime.core import Tier
 from speccache_runtime.errors import ConfigError
 from speccache_runtime.metrics import Metrics
@@ -29,14 +30,10 @@ from speccache_runtime.metrics import Metrics
 PREFETCH_DEADLINE_S = 30.0
 """How long a request waits for storage before it computes what has not arrived."""
 
-
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """What admission found. `tokens` are cached; `draft_absent` of them have no draft half."""
-
-    tokens: int
-    by_tier: dict[Tier, int] = field(default_factory=dict)
-    draft_absent: int = 0
+SWEEP = 32
+"""Pages of a running request that are looked at again with each one that it publishes, in prefix order and round and
+round: they are marked as used, and copied to the host if it has lost them. All of them every time would make a page
+of a long prompt cost what the whole prompt costs."""
 
 
 class PairedCache:
@@ -52,12 +49,13 @@ class PairedCache:
         self.page_size = target.shape.page_size
         self.index = Index(device_pages=target.num_pages, host_pages=host_pages)
         self._leases: set[Lease] = set()
-        self._loads: list[tuple[Job, list[Entry]]] = []
+        self._loading: dict[int, list[Entry]] = {}
+        self._arriving: dict[Entry, int] = {}
         self._gauges = PageGauges(metrics)
         self._stalled = False
         self._opened = False
         self._arena: HostArena
-        self._transfer: Transfer
+        self.loads: Loads
         self._io: StorageIO | None = None
         self._writeback: Writeback
         self._prefetcher: Prefetcher | None = None
@@ -87,9 +85,10 @@ class PairedCache:
         self._opened = True
         record = HostRecord(self._target.layout, self._draft.layout if self._draft else None)
         self._arena = HostArena(record, self._host_pages, pinned=self._target.k[0].is_cuda)
-        self._transfer = make_transfer(self._arena, self._target, self._draft)
+        transfer = make_transfer(self._arena, self._target, self._draft)
+        self.loads = Loads(transfer)
         self._io = StorageIO(store, wake) if store else None
-        self._writeback = Writeback(self.index, self._arena, self._transfer, self._io, self._metrics)
+        self._writeback = Writeback(self.index, self._arena, transfer, self._io, self._metrics)
         if self._io:
             self._prefetcher = Prefetcher(
                 self.index,
@@ -134,24 +133,20 @@ class PairedCache:
     def admit(self, lease: Lease, tokens: Sequence[int], prefetch: Prefetch | None) -> Hit | None:
         """Gives an empty lease the longest usable cached prefix of `tokens`.
 
-        Pages on the host get device pages and are on their way when this returns; `wait_target_layer` and `wait_draft`
-        order compute behind them. None when there are too few device pages now: nothing has changed then.
+        Pages on the host get device pages and are on their way when this returns; `lease.loads` names the jobs, also
+        those that bring a page for another request. None when there are too few device pages now: then no page has
+        moved or changed hands.
         """
         pages = cacheable_pages(len(tokens), self.page_size)
         lease.chain.extend(tokens, pages)
         found = self.index.walk(lease.chain.keys[:pages], lease.chain.packed[:pages])
-        self._prefer_whole_pairs(found)
-        present = [self._draft is None or entry.draft_present for entry in found]
+        swap = {entry for entry in found if self._host_copy_is_better(entry)}
+        present = [self._draft is None or entry.draft_present or entry in swap for entry in found]
         use = usable_pages(present, self._answer)
         hits, present = found[:use], present[:use]
-        resident = [e for e in hits if e.device is not None]
-        loading = [e for e in hits if e.device is None]
-        self.index.pin_device(resident)
-        self.index.pin_host(loading)
-        device_pages = self.index.take_device(len(loading))
+        loading = [e for e in hits if e.device is None or e in swap]
+        device_pages = self._take_for(hits, loading, swap)
         if device_pages is None:
-            self.index.unpin_host(loading)
-            self.index.unpin_device(resident)
             return None
         count_lookups(self._metrics, pages, found, present)
         from_storage = prefetch.landed if prefetch else set()
@@ -159,10 +154,33 @@ class PairedCache:
         self._load(loading, device_pages)
         self.index.touch(lease.chain.keys[:pages])
         lease.add([_page(e) for e in hits], list(hits), [not p for p in present])
+        lease.loads = tuple(sorted({self._arriving[e] for e in hits if e in self._arriving}))
         lease.published = use
         self._leases.add(lease)
         by_tier = {tier: tiers.count(tier) * self.page_size for tier in Tier}
         return Hit(use * self.page_size, by_tier, lease.num_absent * self.page_size)
+
+    def _host_copy_is_better(self, entry: Entry) -> bool:
+        """Whether the device copy, which nobody uses, lacks its draft half and the host copy has it."""
+        return entry.device is not None and not entry.draft_on_device and entry.draft_on_host and not entry.device_pins
+
+    def _take_for(self, hits: list[Entry], loading: list[Entry], swap: set[Entry]) -> list[int] | None:
+        """Pins the pages of a hit where they are, and takes device pages for those of `loading`, of which `swap` give
+        up the ones they have. None, and nothing has changed, if there are too few."""
+        resident = [e for e in hits if e.device is not None and e not in swap]
+        self.index.pin_device(resident)
+        if len(loading) > self.index.device.num_available:
+            self.index.unpin_device(resident)
+            return None
+        self.index.pin_host(loading)
+        for entry in loading:
+            if entry in swap:
+                self.index.drop_device(entry)
+        return self.index.take_device(len(loading))
+
+    def loading(self, lease: Lease) -> bool:
+        """Whether pages of this lease are still on their way to the device."""
+        return any(number in self.loads for number in lease.loads)
 
     def grow(self, lease: Lease, num_slots: int) -> bool:
         """Adds private pages until the lease holds `num_slots` token slots; False, and no change, if it cannot."""
@@ -178,24 +196,37 @@ class PairedCache:
     def publish(self, leases: Sequence[tuple[Lease, Sequence[int], int]]) -> None:
         """Makes final pages known and writes them through. One item per request: lease, its tokens, computed slots.
 
-        The draft half of every slot whose successors are known must be computed by now.
+        The draft half of every slot whose successors are known must be computed by now. What a page costs does not
+        depend on the length of its prefix.
         """
-        fresh: list[Entry] = []
-        above: list[Entry] = []
+        wanted = []
         for lease, tokens, computed in leases:
             upto = publishable_pages(len(tokens), computed, self.page_size, self._lookahead)
             if upto <= lease.published:
                 continue
             lease.chain.extend(tokens, upto)
-            above += [entry for entry in lease.entries[: lease.published] if entry is not None]
-            for page in range(lease.published, upto):
-                entry = self._publish_page(lease, tokens, page)
-                if entry is not None:
-                    fresh.append(entry)
+            above = self._sweep(lease, SWEEP * (upto - lease.published))
+            fresh = [self._publish_page(lease, tokens, page) for page in range(lease.published, upto)]
             lease.published = upto
-            self.index.touch(lease.chain.keys[:upto])
-        if fresh:
-            self._writeback.backup(fresh, above)
+            wanted.append(Wanted([e for e in fresh if e is not None], above, lease.known))
+        if wanted:
+            self._writeback.backup(wanted)
+
+    def _sweep(self, lease: Lease, most: int) -> list[Entry]:
+        """Marks the next pages of a running request as used, `most` of them; those of them that the host lacks."""
+        lost: list[Entry] = []
+        left = min(most, lease.published)
+        while left:
+            if lease.swept >= lease.published:
+                lease.swept = 0
+            if lease.swept == 0:
+                lease.stamp = self.index.stamp(lease.published)
+            entries = lease.entries[lease.swept : lease.swept + min(left, lease.published - lease.swept)]
+            self.index.touch_some(entries, lease.swept, lease.stamp)
+            lost += [e for e in entries if e is not None and (e.host is None or draft_missing(e))]
+            lease.swept += len(entries)
+            left -= len(entries)
+        return lost
 
     def release(self, lease: Lease) -> None:
         """Gives every page back: shared ones stay known, private ones become free."""
@@ -205,27 +236,13 @@ class PairedCache:
         self._leases.discard(lease)
         lease.clear()
 
-    # ---- ordering with compute
-
-    def wait_target_layer(self, layer: int) -> None:
-        """Orders the compute stream behind the loads of this target layer."""
-        for job, _ in self._loads:
-            job.wait_target_layer(layer)
-
-    def wait_draft(self) -> None:
-        """Orders the compute stream behind the loads of draft halves."""
-        for job, _ in self._loads:
-            job.wait_draft()
-
     # ---- upkeep
 
     def poll(self) -> bool:
         """Completes finished jobs and storage operations; True if there were any."""
-        done = [item for item in self._loads if item[0].done()]
-        for item in done:
-            self._loads.remove(item)
-            job, entries = item
-            self.index.unpin_host(entries)
+        done = self.loads.finished()
+        for number, job in done.items():
+            self._loaded(self._loading.pop(number))
             self._metrics.transfer_bytes.labels(direction="host_to_device").inc(job.nbytes)
             self._metrics.transfer_seconds.labels(direction="host_to_device").inc(job.seconds)
         stored = self._io.poll() if self._io else False
@@ -237,7 +254,7 @@ class PairedCache:
     @property
     def copying(self) -> bool:
         """Whether pages are being copied. Unlike storage operations, copies do not call `wake` when they end."""
-        return bool(self._loads) or self._writeback.copying
+        return bool(self._loading) or self._writeback.copying
 
     @property
     def storing(self) -> bool:
@@ -247,7 +264,7 @@ class PairedCache:
     @property
     def busy(self) -> bool:
         """Whether jobs or storage writes are under way."""
-        return bool(self._loads) or self._writeback.busy or (self._prefetcher is not None and self._prefetcher.busy)
+        return bool(self._loading) or self._writeback.busy or (self._prefetcher is not None and self._prefetcher.busy)
 
     def store_all(self) -> None:
         """Queues a storage write for every host page that storage lacks (drain)."""
@@ -272,13 +289,9 @@ class PairedCache:
 
     # ---- parts
 
-    def _prefer_whole_pairs(self, entries: Sequence[Entry]) -> None:
-        """Lets the host copy serve where the device copy lacks its draft half and the host copy has it."""
-        for entry in entries:
-            if entry.device is not None and not entry.draft_on_device and entry.draft_on_host and not entry.device_pins:
-                self.index.drop_device(entry)
-
     def _load(self, entries: list[Entry], device_pages: list[int]) -> None:
+        """Brings host copies to the device. Both copies stay pinned until the job has ended, also when the request
+        ends before: a page that somebody else got meanwhile would be overwritten."""
         if not entries:
             return
         moves = []
@@ -287,7 +300,16 @@ class PairedCache:
             draft = self._draft is not None and entry.draft_on_host
             moves.append(Move(page, entry.host, draft))
             self.index.attach_device(entry, page, draft=draft)
-        self._loads.append((self._transfer.load(moves), entries))
+        self.index.pin_device(entries)
+        number = self.loads.start(moves)
+        self._loading[number] = entries
+        self._arriving.update(dict.fromkeys(entries, number))
+
+    def _loaded(self, entries: list[Entry]) -> None:
+        self.index.unpin_host(entries)
+        self.index.unpin_device(entries)
+        for entry in entries:
+            del self._arriving[entry]
 
     def _publish_page(self, lease: Lease, tokens: Sequence[int], page: int) -> Entry | None:
         end = (page + 1) * self.page_size
@@ -301,7 +323,7 @@ class PairedCache:
         )
         if not owned:
             return None
-        lease.entries[page] = entry
+        lease.own(page, entry)
         return entry
 
 

@@ -9,10 +9,11 @@ for its own prefetch until its deadline; what lands later still serves others.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from speccache_runtime.cache.index import Entry, Index
 from speccache_runtime.cache.keys import ROOT
+from speccache_runtime.cache.lease import Prefetch
 from speccache_runtime.cache.policy import MissingDraft, usable_pages
 from speccache_runtime.cache.pool import HostArena
 from speccache_runtime.cache.storage.store import HalfRead, PairRead, Presence
@@ -32,26 +33,6 @@ class _Page:
     key: bytes
     parent: bytes
     packed: bytes
-
-
-@dataclass(eq=False, slots=True)
-class Prefetch:
-    """One request's wait for storage. `landed` are the keys that storage gave it, `pinned` what it keeps on the
-    host, `late` whether its deadline has been counted."""
-
-    keys: Sequence[bytes]
-    deadline: float
-    looking: bool = True
-    waiting_for: set[bytes] = field(default_factory=set)
-    landed: set[bytes] = field(default_factory=set)
-    pinned: dict[bytes, Entry] = field(default_factory=dict)
-    closed: bool = False
-    late: bool = False
-
-    @property
-    def pending(self) -> bool:
-        """Whether something that this request waits for has not arrived."""
-        return not self.closed and (self.looking or bool(self.waiting_for))
 
 
 class Prefetcher:

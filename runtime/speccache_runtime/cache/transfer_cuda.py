@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from speccache_runtime.cache.pool import HostArena, KVPool
-from speccache_runtime.cache.transfer import Job, Move, _columns
+from speccache_runtime.cache.transfer import Job, Move, columns
 from speccache_runtime.tensors import send
 
 _WORD = 8  # bytes per element that the kernel moves
@@ -79,9 +79,9 @@ class CudaTransfer:
     def __init__(self, arena: HostArena, target: KVPool, draft: KVPool | None) -> None:
         self._device = target.k[0].device
         self._rows = arena.rows.view(torch.int64)
-        self._target = [(v.view(torch.int64), a // _WORD, b // _WORD) for v, a, b in _columns(target, 0)]
-        columns = _columns(draft, arena.record.draft_offset) if draft else []
-        self._draft = [(v.view(torch.int64), a // _WORD, b // _WORD) for v, a, b in columns]
+        self._target = [(v.view(torch.int64), a // _WORD, b // _WORD) for v, a, b in columns(target, 0)]
+        draft_columns = columns(draft, arena.record.draft_offset) if draft else []
+        self._draft = [(v.view(torch.int64), a // _WORD, b // _WORD) for v, a, b in draft_columns]
         self._layer_of = [b.layer for b in target.layout.buffers]
         self._num_layers = target.layout.num_layers
         self._backup_stream = torch.cuda.Stream(self._device)

@@ -9,7 +9,8 @@ A page that could not be copied is a later miss, never a loss: each is counted w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 from speccache_runtime.cache.index import Entry, Index
 from speccache_runtime.cache.pool import HostArena
@@ -19,6 +20,20 @@ from speccache_runtime.cache.transfer import Job, Move, Transfer
 from speccache_runtime.metrics import Metrics
 
 _STORED = (HalfWrite.WRITTEN, HalfWrite.EXISTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Pages of one request that should be on the host, in prefix order and pinned on the device by the request.
+
+    `fresh` have just become known. `above` are some of the pages before them: the host may have given them up, or never
+    had room for them, and without them the fresh ones could not be reached. No page of `keep` goes to make room: the
+    end of a prompt must not push its own beginning out.
+    """
+
+    fresh: Sequence[Entry]
+    above: Sequence[Entry]
+    keep: Collection[Entry]
 
 
 class Writeback:
@@ -53,32 +68,31 @@ class Writeback:
 
     # ---- device -> host
 
-    def backup(self, fresh: Sequence[Entry], above: Sequence[Entry]) -> None:
-        """Copies the device halves that the host lacks; pages that find no room are dropped and counted.
+    def backup(self, wanted: Sequence[Wanted]) -> None:
+        """Copies device halves that the host lacks, in one job; fresh pages without room are dropped and counted."""
+        copies: list[tuple[Entry, int]] = []
+        for each in wanted:
+            copies += self._copies(each)
+        if not copies:
+            return
+        self._index.pin_device([entry for entry, _ in copies])
+        moves = [Move(_device_page(entry), page, entry.draft_on_device) for entry, page in copies]
+        self._jobs.append((self._transfer.backup(moves), copies))
 
-        `fresh` are pages that have just become known, `above` the pages before them. Of those the host may have given
-        some up or never had room for them; without them the fresh pages could not be reached. All are pinned on the
-        device by their requests, and in prefix order.
-        """
-        entries = [entry for entry in dict.fromkeys([*above, *fresh]) if entry not in self._copying]
+    def _copies(self, wanted: Wanted) -> list[tuple[Entry, int]]:
+        """The entries of one request to copy, each with its host page, which the copy owns from here on."""
+        entries = [entry for entry in (*wanted.above, *wanted.fresh) if entry not in self._copying]
         new = [entry for entry in entries if entry.host is None]
-        held = [entry for entry in entries if entry.host is not None]
-        repair = [e for e in held if e.draft_on_device and not e.draft_on_host and e.host_pins == 0]
-        self._index.pin_host(held)  # the end of a prompt must not push its own beginning out
-        pages = self._index.take_host(len(new))
-        kept = set(repair)
-        self._index.unpin_host([entry for entry in held if entry not in kept])
-        dropped = len(set(new[len(pages) :]) & set(fresh))
+        repair = [e for e in entries if e.host is not None and draft_missing(e) and e.host_pins == 0]
+        self._index.pin_host(repair)  # before pages are taken: they must not go to make room
+        pages = self._index.take_host(len(new), keep=wanted.keep)
+        dropped = len(set(new[len(pages) :]) & set(wanted.fresh))
         if dropped:
             self._metrics.dropped_pages.labels(reason="host_full").inc(dropped)
         copies = list(zip(new, pages, strict=False))
         copies += [(entry, entry.host) for entry in repair if entry.host is not None]
-        if not copies:
-            return
         self._copying.update(entry for entry, _ in copies)
-        self._index.pin_device([entry for entry, _ in copies])
-        moves = [Move(_device_page(entry), page, entry.draft_on_device) for entry, page in copies]
-        self._jobs.append((self._transfer.backup(moves), copies))
+        return copies
 
     def poll(self) -> bool:
         """Completes finished copies and queues their storage writes; True if there were any."""
@@ -135,6 +149,11 @@ class Writeback:
         """Queues every host page that storage lacks, however many are waiting."""
         for entry in list(self._index.entries()):
             self.store(entry, even_if_busy=True)
+
+
+def draft_missing(entry: Entry) -> bool:
+    """Whether the host copy lacks a draft half that the device copy has."""
+    return entry.draft_on_device and not entry.draft_on_host
 
 
 def _device_page(entry: Entry) -> int:

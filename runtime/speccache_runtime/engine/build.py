@@ -21,6 +21,7 @@ from speccache_runtime.cache.storage_metrics import StorageMetrics
 from speccache_runtime.config import EngineConfig
 from speccache_runtime.core import Output
 from speccache_runtime.engine.engine import Engine
+from speccache_runtime.engine.runner import Runner, Timer, untimed
 from speccache_runtime.engine.warmup import warm_up
 from speccache_runtime.errors import ConfigError, ModelError
 from speccache_runtime.metrics import Metrics
@@ -43,9 +44,17 @@ class Built:
 
 
 def build_engine(
-    config: EngineConfig, metrics: Metrics, emit: Callable[[Output], None], wake: Callable[[], None]
+    config: EngineConfig,
+    metrics: Metrics,
+    emit: Callable[[Output], None],
+    wake: Callable[[], None],
+    *,
+    timer: Timer = untimed,
 ) -> Built:
-    """Loads the models and opens the tiers. Raises ConfigError, ModelError or StorageError with one clear line."""
+    """Loads the models and opens the tiers; `timer` is told what the runner does, step by step.
+
+    Raises ConfigError, ModelError or StorageError with one clear line.
+    """
     device = _device(config)
     dtype = _DTYPES[config.kv_dtype]
     target, head = _load_models(config, device, dtype)
@@ -61,15 +70,22 @@ def build_engine(
     if head is not None:
         draft_pool = KVPool(shapes[1], pages, device)
         cache.register_draft(draft_pool, lookahead=Eagle3Proposer.lookahead)
-        proposer = Eagle3Proposer(head, draft_pool, cache.wait_draft)
+        proposer = Eagle3Proposer(head, draft_pool)
     if device.type == "cuda":
         warm_up(target, pool, draft_pool, proposer, budget=config.prefill_budget, num_steps=config.num_steps)
     cache.open(store, wake)
-    engine = Engine(
+    runner = Runner(
         target=target,
         pool=pool,
-        cache=cache,
         proposer=proposer,
+        loads=cache.loads,
+        rows=config.max_running,
+        num_steps=config.num_steps,
+        timer=timer,
+    )
+    engine = Engine(
+        runner=runner,
+        cache=cache,
         num_steps=config.num_steps,
         max_running=config.max_running,
         prefill_budget=config.prefill_budget,

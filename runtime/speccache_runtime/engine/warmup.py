@@ -17,11 +17,13 @@ from speccache_runtime.cache.policy import MissingDraft
 from speccache_runtime.cache.pool import KVPool
 from speccache_runtime.core import Request, SamplingParams
 from speccache_runtime.engine.engine import Engine
+from speccache_runtime.engine.runner import Runner
 from speccache_runtime.metrics import Metrics
 from speccache_runtime.model.target import Target
 from speccache_runtime.speculative.proposer import Proposer
 
 HOST_PAGES = 16
+MAX_RUNNING = 2
 _POLL_S = 0.001
 
 
@@ -35,13 +37,14 @@ def warm_up(
     if draft_pool is not None and proposer is not None:
         cache.register_draft(draft_pool, lookahead=proposer.lookahead)
     cache.open(None, lambda: None)
+    runner = Runner(
+        target=target, pool=pool, proposer=proposer, loads=cache.loads, rows=MAX_RUNNING, num_steps=num_steps
+    )
     engine = Engine(
-        target=target,
-        pool=pool,
+        runner=runner,
         cache=cache,
-        proposer=proposer,
         num_steps=num_steps,
-        max_running=2,
+        max_running=MAX_RUNNING,
         prefill_budget=budget,
         metrics=metrics,
         emit=lambda output: None,

@@ -1,40 +1,31 @@
 """Decides what the next step computes. Plain Python over integers: no torch, no I/O, no clock.
 
-Every state change of a sequence happens in this file: `add` (WAITING), `schedule` (WAITING -> RUNNING, and back by
-preemption), `finish` (-> FINISHED).
+Every state change of a sequence happens in this file: `add` (WAITING), `schedule` (WAITING -> LOADING or RUNNING,
+LOADING -> RUNNING, and back to WAITING by preemption), `finish` (-> FINISHED).
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol
 
-from speccache_runtime.core import Tier
+from speccache_runtime.cache.lease import Hit, Lease, Prefetch
 from speccache_runtime.scheduling.sequence import Sequence, Status
 
 
-class Hit(Protocol):
-    """What admission found in the cache."""
-
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def by_tier(self) -> dict[Tier, int]: ...
-    @property
-    def draft_absent(self) -> int: ...
-
-
 class Cache(Protocol):
-    """What the scheduler needs of the cache (`cache.paired.PairedCache`). Leases and prefetches are the cache's own."""
+    """What the scheduler needs of the cache (`cache.paired.PairedCache`)."""
 
-    def prefetch_pending(self, prefetch: Any) -> bool: ...
-    def end_prefetch(self, prefetch: Any) -> None: ...
-    def admit(self, lease: Any, tokens: Seq[int], prefetch: Any) -> Hit | None: ...
-    def grow(self, lease: Any, num_slots: int) -> bool: ...
-    def release(self, lease: Any) -> None: ...
+    def prefetch_pending(self, prefetch: Prefetch | None) -> bool: ...
+    def end_prefetch(self, prefetch: Prefetch | None) -> None: ...
+    def admit(self, lease: Lease, tokens: Seq[int], prefetch: Prefetch | None) -> Hit | None: ...
+    def loading(self, lease: Lease) -> bool: ...
+    def grow(self, lease: Lease, num_slots: int) -> bool: ...
+    def release(self, lease: Lease) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +33,8 @@ class Work:
     """One sequence's share of a step: positions [start, start + rows).
 
     With `decode`, the rows are the newest token and its proposals. `wants_token` says that the last row's logits
-    (decode: every row's) choose tokens.
+    (decode: every row's) choose tokens. `loads` are the jobs it must wait for, `propose` is how many proposals it may
+    get afterwards: its lease has room for them.
     """
 
     seq: Sequence
@@ -50,15 +42,23 @@ class Work:
     rows: int
     decode: bool
     wants_token: bool
+    loads: tuple[int, ...] = ()
+    propose: int = 0
 
 
 class Scheduler:
-    """Decoding sequences first, then prefill within `prefill_budget` tokens a step, first come first served."""
+    """Decoding sequences first, then prefill within `prefill_budget` tokens a step, first come first served.
 
-    def __init__(self, cache: Cache, *, max_running: int, prefill_budget: int) -> None:
+    A sequence whose pages are on their way joins a step only when nobody else has anything to compute: the pass that it
+    joins waits for its pages, and whoever shares the device with that pass would wait with it.
+    """
+
+    def __init__(self, cache: Cache, *, max_running: int, prefill_budget: int, num_steps: int) -> None:
         self._cache = cache
         self._max_running = max_running
         self._prefill_budget = prefill_budget
+        self._num_steps = num_steps
+        self._rows = list(range(max_running))
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.preemptions = 0
@@ -75,30 +75,52 @@ class Scheduler:
 
     def finish(self, seq: Sequence) -> None:
         """Takes a sequence out, wherever it is, and gives its pages back."""
-        if seq.status is Status.RUNNING:
-            self.running.remove(seq)
-            self._cache.release(seq.lease)
+        if seq.status in (Status.RUNNING, Status.LOADING):
+            self._stop(seq)
         elif seq.status is Status.WAITING:
             self.waiting.remove(seq)
             self._end_prefetch(seq)
         seq.status = Status.FINISHED
 
     def schedule(self) -> list[Work]:
-        """The next step's work; empty when nothing can run now."""
+        """The next step's work, decoding first; empty when nothing can run now."""
         work: list[Work] = []
         self._crowded = False
-        for seq in [s for s in self.running if s.decoding]:
+        for seq in self.running:
+            if seq.status is Status.LOADING and not self._cache.loading(seq.lease):
+                seq.status = Status.RUNNING
+        ready = [s for s in self.running if s.status is Status.RUNNING]
+        for seq in [s for s in ready if s.decoding]:
             self._schedule_decode(seq, work)
         budget = self._prefill_budget
-        for seq in [s for s in self.running if not s.decoding]:
+        for seq in [s for s in ready if not s.decoding]:
             budget -= self._schedule_prefill(seq, budget, work)
+        self._admit(budget, work)
+        work = [w for w in work if w.seq.status is Status.RUNNING]
+        if not work:
+            work = self._wait_with_a_pass()
+        return [self._with_proposals(w) for w in work]
+
+    def _admit(self, budget: int, work: list[Work]) -> None:
         # While somebody is short of room nobody comes in: who was just preempted would take the room back, and others
         # would only hold pages that they cannot use yet.
         while budget > 0 and len(self.running) < self._max_running and not self._crowded:
             admitted = self._admit_next()
             if admitted is None:
                 break
-            budget -= self._schedule_prefill(admitted, budget, work)
+            if admitted.status is Status.RUNNING:
+                budget -= self._schedule_prefill(admitted, budget, work)
+
+    def _wait_with_a_pass(self) -> list[Work]:
+        """Work for sequences whose pages are on their way: it begins layer by layer as they arrive."""
+        work: list[Work] = []
+        budget = self._prefill_budget
+        for seq in [s for s in self.running if s.status is Status.LOADING]:
+            rows = self._schedule_prefill(seq, budget, work)
+            if rows:
+                seq.status = Status.RUNNING
+                work[-1] = replace(work[-1], loads=seq.lease.loads)
+            budget -= rows
         return [w for w in work if w.seq.status is Status.RUNNING]
 
     def _schedule_decode(self, seq: Sequence, work: list[Work]) -> None:
@@ -115,9 +137,16 @@ class Scheduler:
         work.append(Work(seq, seq.computed, rows, decode=False, wants_token=last))
         return rows
 
+    def _with_proposals(self, work: Work) -> Work:
+        """Asks for proposals behind `work` if there is room for their slots; nobody is preempted for that."""
+        want = min(self._num_steps, work.seq.tokens_left - 2) if work.wants_token else 0
+        if want <= 0 or not self._cache.grow(work.seq.lease, work.start + work.rows + want):
+            return work
+        return replace(work, propose=want)
+
     def _make_room(self, seq: Sequence, slots: int) -> bool:
         """Grows `seq`, preempting younger ones if it must. False: it sits this step out, or was itself preempted."""
-        if seq.status is not Status.RUNNING:
+        if seq.status is Status.WAITING:
             return False
         while not self._cache.grow(seq.lease, slots):
             self._crowded = True
@@ -128,13 +157,17 @@ class Scheduler:
         return True
 
     def _preempt(self, seq: Sequence) -> None:
-        self.running.remove(seq)
-        self._cache.release(seq.lease)
+        self._stop(seq)
         seq.status = Status.WAITING
         seq.computed = 0
         seq.num_proposals = 0
         self.waiting.appendleft(seq)
         self.preemptions += 1
+
+    def _stop(self, seq: Sequence) -> None:
+        self.running.remove(seq)
+        self._cache.release(seq.lease)
+        heapq.heappush(self._rows, seq.row)
 
     def _admit_next(self) -> Sequence | None:
         for seq in self.waiting:
@@ -146,7 +179,8 @@ class Scheduler:
             self._end_prefetch(seq)
             self.waiting.remove(seq)
             self.running.append(seq)
-            seq.status = Status.RUNNING
+            seq.row, seq.tabled = heapq.heappop(self._rows), 0
+            seq.status = Status.LOADING if self._cache.loading(seq.lease) else Status.RUNNING
             seq.computed = hit.tokens
             if seq.cached is None:
                 seq.cached, seq.draft_absent = dict(hit.by_tier), hit.draft_absent

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Any
 
+from speccache_runtime.cache.lease import Lease, Prefetch
 from speccache_runtime.core import Finish, Request, Tier, Usage
 
 
 class Status(enum.Enum):
-    """WAITING -> RUNNING -> FINISHED; a preempted sequence goes back to WAITING. Only the scheduler changes it."""
+    """WAITING -> (LOADING ->) RUNNING -> FINISHED; a preempted sequence goes back to WAITING. Only the scheduler
+    changes it. LOADING is a running sequence whose cached pages are still on their way to the device.
+    """
 
     WAITING = "waiting"
+    LOADING = "loading"
     RUNNING = "running"
     FINISHED = "finished"
 
@@ -42,14 +45,17 @@ class Sequence:
                    | target KV valid | to compute (prefill: many; decoding: the newest token alone)
         proposals                                          | num_proposals suggested tokens follow
 
-    `lease` holds its device pages, `prefetch` its wait for storage; both belong to the cache.
+    `lease` holds its device pages, `prefetch` its wait for storage; both belong to the cache. While it runs, `row` is
+    its place in the runner, whose page table for it has `tabled` of the lease's pages.
     """
 
-    def __init__(self, request: Request, lease: Any, prefetch: Any, arrived: float) -> None:
+    def __init__(self, request: Request, lease: Lease, prefetch: Prefetch | None, arrived: float) -> None:
         self.request = request
         self.tokens = list(request.prompt)
         self.computed = 0
         self.num_proposals = 0
+        self.row = -1
+        self.tabled = 0
         self.status = Status.WAITING
         self.lease = lease
         self.prefetch = prefetch

@@ -19,8 +19,8 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from speccache_runtime.cache.keys import KeyChain
-from speccache_runtime.cache.lease import Lease
-from speccache_runtime.cache.paired import Hit, PairedCache
+from speccache_runtime.cache.lease import Hit, Lease
+from speccache_runtime.cache.paired import PairedCache
 from speccache_runtime.cache.policy import MissingDraft
 from speccache_runtime.cache.pool import KVPool, PoolShape
 from speccache_runtime.cache.storage.base import Backend, ObjectName, ReadStatus
@@ -198,7 +198,7 @@ class Rig:
         lease = visit.lease
         assert visit.hit.tokens == sum(visit.hit.by_tier.values())
         assert visit.hit.draft_absent == sum(lease.draft_absent) * PAGE
-        self.cache.wait_draft()
+        self.cache.loads.wait_draft(lease.loads)
         for page in range(visit.hit.tokens // PAGE):
             key = lease.chain.keys[page]
             assert page_is(self.target, lease.pages[page], key, "target"), f"target page {page} is not its own"
@@ -214,8 +214,8 @@ class Rig:
         keys = KeyChain(PAGE)
         keys.extend(visit.tokens, upto // PAGE)
         for layer in range(TARGET_SHAPE.layers):
-            self.cache.wait_target_layer(layer)
-        self.cache.wait_draft()
+            self.cache.loads.wait_target_layer(visit.lease.loads, layer)
+        self.cache.loads.wait_draft(visit.lease.loads)
         for page in range(visit.hit.tokens // PAGE, upto // PAGE):
             if visit.lease.entries[page] is None:
                 put_page(self.target, visit.lease.pages[page], keys.keys[page], "target")

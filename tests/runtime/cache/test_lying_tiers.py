@@ -207,7 +207,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_known_page_holds_its_own_bytes(self) -> None:
-        self.rig.cache.wait_draft()
+        self.rig.cache.loads.wait_draft(self.rig.cache._loading)
         for entry in self.rig.cache.index.entries():
             if entry.device is not None:
                 assert self.tools.page_is(self.rig.target, entry.device, entry.key, "target")

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speccache_runtime.cache.layout import HostRecord, Layout, attention_layout
-from speccache_runtime.cache.lease import Lease
 from speccache_runtime.cache.policy import MissingDraft, cacheable_pages, publishable_pages, usable_pages
 from speccache_runtime.cache.pool import HostArena, KVPool, PoolShape
 from speccache_runtime.errors import ConfigError
@@ -93,25 +92,6 @@ def test_a_pool_shows_each_page_as_the_bytes_of_its_tensors() -> None:
         assert view.shape == (3, buffer.page_bytes)
         for page in range(3):
             assert torch.equal(view[page].view(torch.bfloat16), tensor[page].flatten())
-
-
-@given(st.integers(1, 5), st.lists(st.integers(0, 30), min_size=1, max_size=8, unique=True), st.data())
-def test_slots_follow_the_pages_in_the_order_of_the_tokens(
-    page_size: int, pages: list[int], data: st.DataObject
-) -> None:
-    lease = Lease(page_size)
-    split = data.draw(st.integers(0, len(pages)))
-    absent = data.draw(st.lists(st.booleans(), min_size=split, max_size=split))
-    lease.add(pages[:split], [None] * split, absent)
-    lease.add(pages[split:], [None] * (len(pages) - split), [False] * (len(pages) - split))
-    start = data.draw(st.integers(0, lease.num_slots - 1))
-    rows = data.draw(st.integers(1, lease.num_slots - start))
-    expected = [pages[i // page_size] * page_size + i % page_size for i in range(start, start + rows)]
-    assert lease.slots(start, rows).tolist() == expected
-    assert lease.table(torch.device("cpu"), draft=False).tolist() == pages
-    kept = [page for page, gone in zip(pages, absent + [False] * len(pages), strict=False) if not gone]
-    assert lease.table(torch.device("cpu"), draft=True).tolist() == kept
-    assert lease.num_absent == sum(absent)
 
 
 def test_a_draft_pool_that_cannot_share_page_numbers_stops_the_start(tools: SimpleNamespace) -> None:

@@ -1,7 +1,7 @@
 """Pages on their way through device, host and storage: the right bytes in every slot of both pools, or a miss."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from speccache_runtime.cache import paired
 from speccache_runtime.cache.policy import MissingDraft
 from speccache_runtime.cache.storage.base import BackendError
 from speccache_runtime.cache.storage.breaker import BreakerSettings
@@ -239,6 +240,83 @@ def test_no_room_on_the_device_changes_nothing(rig: MakeRig, volume: Any, tools:
     cache.release(other)
     assert tools.cached(cache.admit(visit)) == {"storage": 4}
     cache.release(visit)
+
+
+def test_no_room_on_the_device_leaves_a_device_copy_without_draft_half_where_it_is(
+    rig: MakeRig, tools: SimpleNamespace
+) -> None:
+    """The host copy would serve better, but not while there is no room to bring all that the hit needs."""
+    cache = rig(device_pages=6)
+    cache.run(PROMPT)
+    cache.settle()
+    other = cache.enter(list(range(200, 219)))
+    cache.admit(other)
+    assert cache.compute(other)  # holds five of six pages
+    (left,) = [entry for entry in cache.cache.index.entries() if entry.key == cache.keys(PROMPT)[0]]
+    assert left.device is not None
+    left.draft_on_device = False  # as after a hit whose draft half came to the host later
+    visit = cache.enter(PROMPT)
+    assert cache.admit(visit) is None
+    assert left.device is not None, "an admission that fails has dropped a device page"
+    assert (left.device_pins, left.host_pins) == (0, 0)
+    cache.release(other)
+    cache.settle()
+    assert tools.cached(cache.admit(visit)) == {"host": 4}
+    cache.release(visit)
+
+
+@pytest.mark.parametrize("pages", [40, 400])
+def test_publishing_a_page_costs_the_same_however_long_the_prompt_is(
+    tools: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, pages: int
+) -> None:
+    rig = tools.Rig(device_pages=pages + 4, host_pages=pages + 4)
+    visit = rig.enter(list(range(pages * tools.PAGE + 1)))
+    rig.admit(visit)
+    looked_at: list[int] = []
+    index = rig.cache.index
+    touch = index.touch_some
+
+    def counted(entries: Sequence[Any], first: int, stamp: int) -> None:
+        looked_at.append(len(entries))
+        touch(entries, first, stamp)
+
+    monkeypatch.setattr(index, "touch_some", counted)
+    backups: list[int] = []
+    backup = rig.cache._writeback.backup
+
+    def counted_backup(wanted: Sequence[Any]) -> None:
+        backups.append(sum(len(w.above) + len(w.fresh) for w in wanted))
+        backup(wanted)
+
+    monkeypatch.setattr(rig.cache._writeback, "backup", counted_backup)
+    for page in range(pages):
+        looked_at.clear()
+        rig.compute(visit, upto=(page + 1) * tools.PAGE)
+        rig.settle()
+        assert sum(looked_at) <= paired.SWEEP
+        assert backups[-1] == 1
+    rig.release(visit)
+    rig.close()
+
+
+def test_a_long_running_request_gets_its_lost_host_pages_back(tools: SimpleNamespace) -> None:
+    """The sweep comes round: what others pushed out of the host while it ran is copied again."""
+    size = 3 * paired.SWEEP
+    rig = tools.Rig(device_pages=2 * size + 24, host_pages=size + 8)
+    prompt = list(range((size + 8) * tools.PAGE + 1))
+    visit = rig.enter(prompt)
+    rig.admit(visit)
+    rig.compute(visit, upto=size * tools.PAGE)
+    rig.settle()
+    rig.run([7] * ((size + 8) * tools.PAGE + 1))  # all of the host
+    rig.settle()
+    assert not on_host(rig) & set(rig.keys(prompt))
+    for page in range(size, size + 6):
+        rig.compute(visit, upto=(page + 1) * tools.PAGE)
+        rig.settle()
+    assert on_host(rig) >= set(rig.keys(prompt[: (size + 6) * tools.PAGE]))
+    rig.release(visit)
+    rig.close()
 
 
 def test_a_prompt_longer_than_the_host_tier_is_restored_as_far_as_it_fits(

@@ -30,6 +30,7 @@ from speccache_runtime.cache.storage.store import PairStore
 from speccache_runtime.cache.storage_metrics import StorageMetrics
 from speccache_runtime.core import Output, Request, SamplingParams, Usage
 from speccache_runtime.engine.engine import Engine
+from speccache_runtime.engine.runner import Runner
 from speccache_runtime.metrics import Metrics
 from speccache_runtime.model.draft import Eagle3Head, load_eagle3
 from speccache_runtime.model.target import Target, load_target
@@ -186,16 +187,22 @@ class Life:
         if steps:
             draft_pool = KVPool(shapes[1], device_pages, DEVICE)
             self.cache.register_draft(draft_pool, lookahead=1)
-            proposer = Eagle3Proposer(pair.head, draft_pool, self.cache.wait_draft)
+            proposer = Eagle3Proposer(pair.head, draft_pool)
         if folder is not None:
             backend = FileBackend(folder)
             backend.probe()
         self.cache.open(_store(backend, page_size, shapes, steps, self.metrics) if backend else None, self.woken.set)
-        self.engine = Engine(
+        runner = Runner(
             target=pair.target,
             pool=pool,
-            cache=self.cache,
             proposer=proposer,
+            loads=self.cache.loads,
+            rows=max_running,
+            num_steps=steps,
+        )
+        self.engine = Engine(
+            runner=runner,
+            cache=self.cache,
             num_steps=steps,
             max_running=max_running,
             prefill_budget=budget,
@@ -230,6 +237,10 @@ class Life:
         tokens = tuple(token for output in outputs for token in output.tokens)
         assert outputs[-1].usage.completion_tokens == len(tokens)
         return tokens
+
+    def tokens_so_far(self, name: str) -> tuple[int, ...]:
+        """All tokens of a request that may go on."""
+        return tuple(token for output in self.outputs.get(name, []) for token in output.tokens)
 
     def usage(self, name: str) -> Usage:
         usage = self.outputs[name][-1].usage

@@ -152,7 +152,7 @@ def test_a_failure_in_a_step_ends_every_request_once(pair: Any, tools: SimpleNam
     def broken(*_: object) -> None:
         raise RuntimeError("out of memory")
 
-    life.engine._proposer.propose = broken
+    life.engine._runner._proposer.propose = broken
     with pytest.raises(RuntimeError, match="out of memory"):
         life.step()
     life.engine.fail_all("engine failed")

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speccache_runtime.core import SamplingParams
+from speccache_runtime.core import Sampling
 from speccache_runtime.engine.sampler import choose
 
 # Chi-square at a chance of 1e-4 that a right sampler fails; the draws are the same on every run.
@@ -16,8 +16,8 @@ CHI_SQUARE = {2: 18.42, 3: 21.11, 4: 23.51, 5: 25.74, 6: 27.86, 7: 29.88, 8: 31.
 DRAWS = 3000
 
 
-def params(temperature: float = 1.0, top_p: float = 1.0, seed: int = 1) -> SamplingParams:
-    return SamplingParams(max_tokens=1, temperature=temperature, top_p=top_p, seed=seed)
+def params(temperature: float = 1.0, top_p: float = 1.0, seed: int = 1) -> Sampling:
+    return Sampling(temperature, top_p, seed)
 
 
 def distribution(logits: torch.Tensor, temperature: float, top_p: float) -> torch.Tensor:

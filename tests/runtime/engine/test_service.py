@@ -284,7 +284,7 @@ def test_a_failure_ends_everybody_with_an_error_and_stays_visible(
         raise RuntimeError("the device is gone")
 
     if where == "step":
-        engine._target.forward = broken  # type: ignore[method-assign,assignment]
+        engine._runner._target.forward = broken  # type: ignore[method-assign,assignment]
     else:
         engine.add = broken  # type: ignore[method-assign]
     waiting = [submit(service, f"waiting{n}", [1, 2, 3], 5) for n in range(5)]
@@ -306,7 +306,7 @@ def test_a_failure_ends_everybody_with_an_error_and_stays_visible(
         begun.join(PATIENCE_S)
         assert not begun.is_alive(), "a drain waits for an engine that is dead"
     finally:
-        engine._target.__dict__.pop("forward", None)
+        engine._runner._target.__dict__.pop("forward", None)
 
 
 def test_a_drain_refuses_new_requests_and_finishes_and_stores_the_running_ones(

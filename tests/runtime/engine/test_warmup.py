@@ -20,7 +20,7 @@ def _pool(facts: Any, pages: int, device: torch.device) -> KVPool:
 
 def _warm_up(pair: Any, device: torch.device, pages: int, steps: int) -> None:
     draft_pool = _pool(pair.head.facts, pages, device) if steps else None
-    proposer = Eagle3Proposer(pair.head, draft_pool, lambda: None) if draft_pool else None
+    proposer = Eagle3Proposer(pair.head, draft_pool) if draft_pool else None
     pool = _pool(pair.target.facts, pages, device)
     warmup.warm_up(pair.target, pool, draft_pool, proposer, budget=32, num_steps=steps)
 

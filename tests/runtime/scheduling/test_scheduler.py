@@ -33,6 +33,7 @@ class Lease:
     hit: int = 0
     pages: list[int] = field(default_factory=list)
     released: int = 0
+    loads: tuple[int, ...] = ()
 
 
 @dataclass(eq=False)
@@ -49,6 +50,7 @@ class CountingCache:
     def __init__(self, pages: int) -> None:
         self.total = pages
         self.free = set(range(pages))
+        self.arrived: set[int] = set()
 
     def prefetch_pending(self, prefetch: Wait | None) -> bool:
         if prefetch is None or prefetch.questions == 0:
@@ -67,6 +69,9 @@ class CountingCache:
         if not self.take(lease, hit // PAGE):
             return None
         return Hit(hit, {Tier.HOST: hit}, draft_absent=hit // 2)
+
+    def loading(self, lease: Lease) -> bool:
+        return bool(set(lease.loads) - self.arrived)
 
     def grow(self, lease: Lease, num_slots: int) -> bool:
         return self.take(lease, -(-num_slots // PAGE) - len(lease.pages))
@@ -89,7 +94,7 @@ class World:
 
     def __init__(self, pages: int, *, max_running: int = 8, budget: int = 8, steps: int = 0, seed: int = 0) -> None:
         self.cache = CountingCache(pages)
-        self.scheduler = Scheduler(self.cache, max_running=max_running, prefill_budget=budget)
+        self.scheduler = Scheduler(self.cache, max_running=max_running, prefill_budget=budget, num_steps=steps)
         self.budget, self.steps = budget, steps
         self.random = random.Random(seed)
         self.all: list[Sequence] = []
@@ -140,9 +145,9 @@ class World:
             return
         seq.append([9] * (accepted + 1))
         seq.computed = min(item.start + (1 + accepted if item.decode else item.rows), len(seq.tokens))
-        if self.steps and seq.decoding and seq.finish is None:
-            want = min(self.steps, seq.tokens_left - 1)
-            seq.num_proposals = want if self.cache.grow(seq.lease, seq.computed + want) else 0
+        if seq.finish is None:
+            seq.num_proposals = min(item.propose, seq.tokens_left - 1)
+            assert len(seq.lease.pages) * PAGE >= seq.computed + seq.num_proposals, "proposals without room for them"
 
     def run(self) -> None:
         """Until all have finished; a bound far above what any order needs."""

@@ -1,4 +1,4 @@
-"""Turns the scheduler's work into the tensors of one packed forward."""
+"""Turns positions of running requests into the tensors of one packed forward."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from speccache_runtime.cache.lease import Lease
 from speccache_runtime.model.attention import AttentionBatch, Segment
+from speccache_runtime.model.tables import PageTables
 from speccache_runtime.tensors import send
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Consecutive token positions [start, start + count) of one request."""
+    """Consecutive token positions [start, start + count) of the request in row `row` of the page tables."""
 
-    lease: Lease
+    row: int
     start: int
     count: int
 
@@ -30,20 +30,28 @@ class Packed:
     attention: AttentionBatch
 
 
-def pack(rows: Sequence[Rows], device: torch.device, *, draft: bool, before_layer: Callable[[int], None]) -> Packed:
+def no_wait(layer: int) -> None:
+    """Nothing is being loaded: every layer may be used at once."""
+
+
+def pack(
+    rows: Sequence[Rows],
+    tables: PageTables,
+    device: torch.device,
+    *,
+    draft: bool = False,
+    before_layer: Callable[[int], None] = no_wait,
+) -> Packed:
     """Packs `rows` in order. With `draft`, pages whose draft half is absent are not attended.
 
     Absent pages lie before every row that is computed, so leaving them out keeps the causal order of the rest.
     """
     segments, positions, slots, at = [], [], [], 0
     for row in rows:
-        lease = row.lease
-        absent = lease.num_absent * lease.page_size if draft else 0
-        kv_len = row.start + row.count - absent
-        pages = lease.table(device, draft=draft)[: -(-kv_len // lease.page_size)]
-        segments.append(Segment(at, row.count, pages, kv_len))
+        kv_len = row.start + row.count - (tables.absent_slots(row.row) if draft else 0)
+        segments.append(Segment(at, row.count, tables.pages(row.row, kv_len, draft=draft), kv_len))
         positions.append(torch.arange(row.start, row.start + row.count))
-        slots.append(lease.slots(row.start, row.count))
+        slots.append(tables.slots(row.row, row.start, row.count))
         at += row.count
     where = send(torch.stack([torch.cat(positions), torch.cat(slots)]), device)
     return Packed(where[0], AttentionBatch(where[1], tuple(segments), before_layer))
