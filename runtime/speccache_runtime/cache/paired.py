@@ -18,8 +18,9 @@ from speccache_runtime.cache.loads import Loads
 from speccache_runtime.cache.policy import MissingDraft, cacheable_pages, publishable_pages, usable_pages
 from speccache_runtime.cache.pool import HostArena, KVPool
 from speccache_runtime.cache.prefetch import Prefetcher
+from speccache_runtime.cache.ranks import NoOtherRanks, OtherRanks
 from speccache_runtime.cache.storage.store import PairStore
-from speccache_runtime.cache.storage_io import StorageIO
+from speccache_runtime.cache.storage_io import Storage, StorageIO
 from speccache_runtime.cache.transfer import Move
 from speccache_runtime.cache.transfers import make_transfer
 from speccache_runtime.cache.writeback import Wanted, Writeback, draft_missing
@@ -56,7 +57,8 @@ class PairedCache:
         self._opened = False
         self._arena: HostArena
         self.loads: Loads
-        self._io: StorageIO | None = None
+        self._io: Storage | None = None
+        self._ranks: OtherRanks = NoOtherRanks()
         self._writeback: Writeback
         self._prefetcher: Prefetcher | None = None
 
@@ -77,22 +79,23 @@ class PairedCache:
             )
         self._draft, self._lookahead = pool, lookahead
 
-    def open(self, store: PairStore | None, wake: Callable[[], None]) -> None:
+    def open(self, store: PairStore | None, wake: Callable[[], None], ranks: OtherRanks | None = None) -> None:
         """Allocates the host records and starts the tiers; the cache owns `store` from here on.
 
-        `wake` is called from a worker thread when `poll` has something to do.
+        `wake` is called from a worker thread when `poll` has something to do. `ranks` do with their own pages all that
+        is done with the pages here.
         """
         self._opened = True
         record = HostRecord(self._target.layout, self._draft.layout if self._draft else None)
         self._arena = HostArena(record, self._host_pages, pinned=self._target.k[0].is_cuda)
-        transfer = make_transfer(self._arena, self._target, self._draft)
+        self._ranks = ranks or self._ranks
+        transfer = self._ranks.transfer(make_transfer(self._arena, self._target, self._draft))
         self.loads = Loads(transfer)
-        self._io = StorageIO(store, wake) if store else None
-        self._writeback = Writeback(self.index, self._arena, transfer, self._io, self._metrics)
+        self._io = self._ranks.storage(StorageIO(store, self._arena, wake)) if store else None
+        self._writeback = Writeback(self.index, transfer, self._io, self._metrics)
         if self._io:
             self._prefetcher = Prefetcher(
                 self.index,
-                self._arena,
                 self._io,
                 self._metrics,
                 draft=self._draft is not None,
@@ -240,6 +243,7 @@ class PairedCache:
 
     def poll(self) -> bool:
         """Completes finished jobs and storage operations; True if there were any."""
+        self._ranks.poll()
         done = self.loads.finished()
         for number, job in done.items():
             self._loaded(self._loading.pop(number))

@@ -15,9 +15,8 @@ from speccache_runtime.cache.index import Entry, Index
 from speccache_runtime.cache.keys import ROOT
 from speccache_runtime.cache.lease import Prefetch
 from speccache_runtime.cache.policy import MissingDraft, usable_pages
-from speccache_runtime.cache.pool import HostArena
 from speccache_runtime.cache.storage.store import HalfRead, PairRead, Presence
-from speccache_runtime.cache.storage_io import StorageIO
+from speccache_runtime.cache.storage_io import Storage
 from speccache_runtime.metrics import Metrics
 
 _RESULTS = {
@@ -41,15 +40,13 @@ class Prefetcher:
     def __init__(
         self,
         index: Index,
-        arena: HostArena,
-        io: StorageIO,
+        io: Storage,
         metrics: Metrics,
         *,
         draft: bool,
         answer: MissingDraft,
     ) -> None:
         self._index = index
-        self._arena = arena
         self._io = io
         self._metrics = metrics
         self._draft = draft
@@ -116,8 +113,7 @@ class Prefetcher:
         for (page, has_draft), host in zip(new, hosts, strict=False):
             self._reading[page.key] = (host, [prefetch])
             prefetch.waiting_for.add(page.key)
-            draft = self._arena.draft_half(host) if self._draft and has_draft else None
-            self._io.read(page.key, self._arena.target_half(host), draft, self._arrived(page))
+            self._io.read(page.key, host, self._draft and has_draft, self._arrived(page))
 
     def _arrived(self, page: _Page) -> Callable[[PairRead], None]:
         def then(result: PairRead) -> None:

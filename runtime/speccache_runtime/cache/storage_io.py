@@ -9,8 +9,9 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
+from speccache_runtime.cache.pool import HostArena
 from speccache_runtime.cache.storage.store import PairRead, PairStore, PairWrite, Presence
 
 READERS = 4
@@ -51,34 +52,57 @@ class Workers:
             job()
 
 
-class StorageIO:
-    """The storage tier seen from the engine thread. `wake` is called from a worker when a result is ready."""
+class Storage(Protocol):
+    """The storage tier seen from the engine thread. Each `then` is called once, by `poll`, unless it closes before."""
 
-    def __init__(self, store: PairStore, wake: Callable[[], None]) -> None:
+    def lookup(self, keys: Sequence[bytes], then: Callable[[Sequence[Presence]], None]) -> None:
+        """Asks for the longest run of `keys` whose target halves are stored."""
+
+    def read(self, key: bytes, host: int, draft: bool, then: Callable[[PairRead], None]) -> None:
+        """Reads a page into host page `host`, which the caller must leave alone until `then` has run.
+
+        `draft` says whether its draft half is read too.
+        """
+
+    def write(
+        self, key: bytes, host: int, draft: bool, successors: tuple[int, ...], then: Callable[[PairWrite], None]
+    ) -> None:
+        """Writes host page `host`, which must not change until `then` has run; its draft half too if `draft`."""
+
+    def poll(self) -> bool:
+        """Calls `then` of finished operations; True if there were any. Raises what a worker raised."""
+
+    def close(self) -> None:
+        """Stops taking work; operations that have not begun are dropped. Does not wait for one that hangs."""
+
+
+class StorageIO:
+    """This process's storage on threads. `wake` is called from a worker when a result is ready."""
+
+    def __init__(self, store: PairStore, arena: HostArena, wake: Callable[[], None]) -> None:
+        """Owns `store` from here on."""
         self._store = store
+        self._arena = arena
         self._wake = wake
         self._readers = Workers(READERS, "storage-read")
         self._writers = Workers(WRITERS, "storage-write")
         self._results: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
     def lookup(self, keys: Sequence[bytes], then: Callable[[Sequence[Presence]], None]) -> None:
-        """Asks for the longest run of `keys` whose target halves are stored."""
         self._run(self._readers, lambda: self._store.lookup(keys), then)
 
-    def read(self, key: bytes, target: memoryview, draft: memoryview | None, then: Callable[[PairRead], None]) -> None:
-        """Reads a pair into the caller's host page, which the caller must leave alone until `then` has run."""
-        self._run(self._readers, lambda: self._store.read_pair(key, target, draft), then)
+    def read(self, key: bytes, host: int, draft: bool, then: Callable[[PairRead], None]) -> None:
+        target, half = self._halves(host, draft)
+        self._run(self._readers, lambda: self._store.read_pair(key, target, half), then)
 
     def write(
-        self,
-        key: bytes,
-        target: memoryview,
-        draft: memoryview | None,
-        successors: tuple[int, ...],
-        then: Callable[[PairWrite], None],
+        self, key: bytes, host: int, draft: bool, successors: tuple[int, ...], then: Callable[[PairWrite], None]
     ) -> None:
-        """Writes a pair from the caller's host page, which must not change until `then` has run."""
-        self._run(self._writers, lambda: self._store.write_pair(key, target, draft, successors), then)
+        target, half = self._halves(host, draft)
+        self._run(self._writers, lambda: self._store.write_pair(key, target, half, successors), then)
+
+    def _halves(self, host: int, draft: bool) -> tuple[memoryview, memoryview | None]:
+        return self._arena.target_half(host), self._arena.draft_half(host) if draft else None
 
     def _run(self, pool: Workers, work: Callable[[], _T], then: Callable[[_T], None]) -> None:
         def job() -> None:
@@ -98,7 +122,6 @@ class StorageIO:
         pool.submit(job)
 
     def poll(self) -> bool:
-        """Runs the callbacks of finished operations; True if there were any. Raises what a worker raised."""
         any_done = False
         while True:
             try:
@@ -109,7 +132,6 @@ class StorageIO:
             any_done = True
 
     def close(self) -> None:
-        """Stops taking work; operations that have not begun are dropped. Does not wait for one that hangs."""
         self._readers.close()
         self._writers.close()
         self._store.close()

@@ -13,9 +13,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from speccache_runtime.cache.index import Entry, Index
-from speccache_runtime.cache.pool import HostArena
 from speccache_runtime.cache.storage.store import HalfWrite, PairWrite
-from speccache_runtime.cache.storage_io import StorageIO
+from speccache_runtime.cache.storage_io import Storage
 from speccache_runtime.cache.transfer import Job, Move, Transfer
 from speccache_runtime.metrics import Metrics
 
@@ -39,18 +38,15 @@ class Wanted:
 class Writeback:
     """Copies published pages down the tiers. Engine thread only."""
 
-    def __init__(
-        self, index: Index, arena: HostArena, transfer: Transfer, io: StorageIO | None, metrics: Metrics
-    ) -> None:
+    def __init__(self, index: Index, transfer: Transfer, io: Storage | None, metrics: Metrics) -> None:
         self._index = index
-        self._arena = arena
         self._transfer = transfer
         self._io = io
         self._metrics = metrics
         self._jobs: list[tuple[Job, list[tuple[Entry, int]]]] = []
         self._copying: set[Entry] = set()
         self._writing = 0
-        self._max_writing = max(64, arena.num_pages // 4)
+        self._max_writing = max(64, index.host.total // 4)
 
     @property
     def copying(self) -> bool:
@@ -130,9 +126,7 @@ class Writeback:
             return
         self._index.pin_host([entry])
         self._writing += 1
-        draft = self._arena.draft_half(entry.host) if draft_wanted else None
-        target = self._arena.target_half(entry.host)
-        self._io.write(entry.key, target, draft, entry.successors, self._written(entry))
+        self._io.write(entry.key, entry.host, draft_wanted, entry.successors, self._written(entry))
 
     def _written(self, entry: Entry) -> Callable[[PairWrite], None]:
         def then(result: PairWrite) -> None:

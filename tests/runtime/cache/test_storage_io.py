@@ -67,7 +67,7 @@ def test_results_and_bugs_come_back_on_the_thread_that_polls() -> None:
             self.closed = True
 
     woken, store = threading.Event(), Store()
-    io = StorageIO(store, woken.set)  # type: ignore[arg-type]
+    io = StorageIO(store, None, woken.set)  # type: ignore[arg-type]
     seen: list[object] = []
     assert not io.poll()
     io.lookup([], lambda names: seen.extend([*names, threading.current_thread()]))
