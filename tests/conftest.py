@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 _TESTS = Path(__file__).parent
-_CLUSTER_TOOL = [sys.executable, str(_TESTS / "cluster" / "cluster.py")]
+_CLUSTER_TOOL = [sys.executable, "-m", "speccache_tools.cluster"]
 _UNDER_CI = os.environ.get("CI") == "true"
 _PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 

@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from stage.manifests import shell_pod
+
+from speccache_tools.stage.manifests import shell_pod
 
 IMPORT_ALL = """
 import importlib, importlib.util, json, os, pkgutil, sys

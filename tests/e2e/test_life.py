@@ -8,9 +8,6 @@ from typing import Any
 
 import httpx
 import pytest
-from stage import reach, serving
-from stage.kube import SCD, CommandFailed
-from stage.objects import conditions
 
 from speccache_api import names
 from speccache_api.quantity import format_bytes
@@ -19,6 +16,9 @@ from speccache_api.sizing import MemoryPlan, known_inspection, size_memory
 from speccache_runtime.bench.client import Answer, complete
 from speccache_runtime.bench.prompts import load_prompts
 from speccache_runtime.bench.report import COLD, RESTORED, WITHHELD, Report, Run
+from speccache_tools.stage import reach, serving
+from speccache_tools.stage.kube import SCD, CommandFailed
+from speccache_tools.stage.objects import conditions
 
 PROMPTS = load_prompts()
 

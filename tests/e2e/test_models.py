@@ -1,12 +1,12 @@
 """Models outside the image: an inspection Job reads them on a volume, then they are served. And a target alone."""
 
 import pytest
-from stage import reach, serving
-from stage.manifests import claim, resource, shell_pod
-from stage.objects import conditions
 
 from speccache_runtime.bench.client import complete
 from speccache_runtime.bench.prompts import load_prompts
+from speccache_tools.stage import reach, serving
+from speccache_tools.stage.manifests import claim, resource, shell_pod
+from speccache_tools.stage.objects import conditions
 
 CLAIM = "own-models"
 PROMPT = "Not yet in any cache:\n" + load_prompts()[0].text

@@ -5,7 +5,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-from process import until
+from speccache_tools.cluster.process import until
 
 NAME = "/speccache-test"
 _MOUNT = Path("/sys/fs/cgroup")

@@ -1,6 +1,6 @@
 """All objects of a cluster, so that "nothing is left behind" can be said of kinds that nobody thought of."""
 
-from stage.kube import Kubectl
+from speccache_tools.stage.kube import Kubectl
 
 _PASSING = {"events", "events.events.k8s.io", "componentstatuses"}
 """Kinds that come and go by themselves."""

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from settings import CACHE, ETCD_VERSION, HELM_VERSION, KUBERNETES_VERSION
+from speccache_tools.cluster.settings import CACHE, ETCD_VERSION, HELM_VERSION, KUBERNETES_VERSION
 
 
 class BuildError(Exception):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stage.objects import summary
+from speccache_tools.stage.objects import summary
 
 Object = dict[str, Any]
 SCD = "speccachedeployments.speccache.io"

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from settings import environment
+from speccache_tools.cluster.settings import environment
 
 # The child notes itself and then becomes the program: whenever we are killed, no program runs that is not noted.
 _NOTE_AND_RUN = """

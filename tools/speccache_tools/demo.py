@@ -12,15 +12,15 @@ import time
 from collections.abc import Callable
 
 import yaml
-from stage import reach, release, serving
-from stage.diagnosis import explain
-from stage.kube import SCD, StageError
-from stage.progress import Progress, follow
-from stage.venue import CLUSTER_TOOL, REPOSITORY, Venue, find_venue, is_callers
 
 from speccache_runtime.bench.prompts import load_prompts
 from speccache_runtime.bench.report import COLD, RESTORED, TITLES, WITHHELD, Report, Run
 from speccache_runtime.errors import SpecCacheError
+from speccache_tools.stage import reach, release, serving
+from speccache_tools.stage.diagnosis import explain
+from speccache_tools.stage.kube import SCD, StageError
+from speccache_tools.stage.progress import Progress, follow
+from speccache_tools.stage.venue import CLUSTER_TOOL, REPOSITORY, Venue, find_venue, is_callers
 
 NAMESPACE = "speccache-demo"
 SAMPLE = REPOSITORY / "samples" / "tiny.yaml"

@@ -8,12 +8,10 @@ import os
 import urllib.request
 from pathlib import Path
 
-import binaries
-import cgroup
-import control_plane
-from containerd import SOCKET, ctr, put_pause_image
-from process import Processes
-from settings import (
+from speccache_tools.cluster import binaries, cgroup, control_plane
+from speccache_tools.cluster.containerd import SOCKET, ctr, put_pause_image
+from speccache_tools.cluster.process import Processes
+from speccache_tools.cluster.settings import (
     BRIDGE,
     CACHE,
     KUBELET_HEALTH_PORT,

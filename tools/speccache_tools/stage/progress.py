@@ -5,11 +5,10 @@ import sys
 import time
 from contextlib import suppress
 
-from stage.kube import SCD, Change, Late, Object
-from stage.objects import conditions, holds, is_leaving, is_settled, pod_state
-from stage.venue import Venue
-
 from speccache_api import names
+from speccache_tools.stage.kube import SCD, Change, Late, Object
+from speccache_tools.stage.objects import conditions, holds, is_leaving, is_settled, pod_state
+from speccache_tools.stage.venue import Venue
 
 
 class Progress:

@@ -5,15 +5,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from stage import reach
-from stage.kube import SCD, Late, Object
-from stage.objects import holds, is_settled
-from stage.venue import Venue
-
 from speccache_api import names
 from speccache_runtime.bench.client import complete
 from speccache_runtime.bench.prompts import Prompt
 from speccache_runtime.bench.report import Run
+from speccache_tools.stage import reach
+from speccache_tools.stage.kube import SCD, Late, Object
+from speccache_tools.stage.objects import holds, is_settled
+from speccache_tools.stage.venue import Venue
 
 NEW_TOKENS = 64
 _SAMPLE = re.compile(r"(\w+)(?:\{(.*)\})? (\S+)")

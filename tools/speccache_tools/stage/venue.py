@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from stage.kube import Kubectl, StageError, environment, run
+from speccache_tools.stage.kube import Kubectl, StageError, environment, run
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-CLUSTER_TOOL = (sys.executable, str(REPOSITORY / "tests" / "cluster" / "cluster.py"))
+CLUSTER_TOOL = (sys.executable, "-m", "speccache_tools.cluster")
 
 OWN_CONTEXT = "speccache-test"
 OWN_OPERATOR_IMAGE = "speccache.test/operator:dev"
@@ -21,7 +21,7 @@ OWN_RUNTIME_IMAGE = "speccache.test/runtime:dev"
 
 @dataclass(frozen=True)
 class Venue:
-    """A cluster. `ours` is the one that tests/cluster makes: this machine has routes to its services, and whatever runs
+    """A cluster. `ours` is the one that `speccache_tools.cluster` makes: this machine has routes to its services, and whatever runs
     there may be removed.
     """
 

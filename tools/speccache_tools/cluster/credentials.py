@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from settings import CONTEXT, KUBERNETES_SERVICE_IP, NODE_IP, NODE_NAME
+from speccache_tools.cluster.settings import CONTEXT, KUBERNETES_SERVICE_IP, NODE_IP, NODE_NAME
 
 USERS = {
     "admin": "system:masters",

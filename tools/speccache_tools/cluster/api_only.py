@@ -16,11 +16,10 @@ import tempfile
 import threading
 from pathlib import Path
 
-import control_plane
-import credentials
-from control_plane import Endpoints
-from process import StartError, until
-from settings import environment
+from speccache_tools.cluster import control_plane, credentials
+from speccache_tools.cluster.control_plane import Endpoints
+from speccache_tools.cluster.process import StartError, until
+from speccache_tools.cluster.settings import environment
 
 
 def run(announce: str) -> None:

@@ -1,8 +1,8 @@
 """Puts the charts onto a cluster and takes everything off again."""
 
-from stage.kube import SCD, Object
-from stage.objects import is_leaving
-from stage.venue import REPOSITORY, Venue
+from speccache_tools.stage.kube import SCD, Object
+from speccache_tools.stage.objects import is_leaving
+from speccache_tools.stage.venue import REPOSITORY, Venue
 
 NAMESPACE = "speccache-system"
 OPERATOR = "speccache"

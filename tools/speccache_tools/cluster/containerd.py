@@ -2,9 +2,8 @@
 
 import subprocess
 
-import binaries
-import oci
-from settings import CACHE, PAUSE_IMAGE, RUN, SOURCES
+from speccache_tools.cluster import binaries, oci
+from speccache_tools.cluster.settings import CACHE, PAUSE_IMAGE, RUN, SOURCES
 
 SOCKET = RUN / "containerd.sock"
 

@@ -8,8 +8,8 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from stage.kube import Late, StageError
-from stage.venue import Venue
+from speccache_tools.stage.kube import Late, StageError
+from speccache_tools.stage.venue import Venue
 
 _HTTP_PORT = 8000
 _FORWARDED = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+)")

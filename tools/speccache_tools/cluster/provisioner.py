@@ -19,7 +19,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from settings import NODE_NAME, STORAGE_CLASS
+from speccache_tools.cluster.settings import NODE_NAME, STORAGE_CLASS
 
 PROVISIONER = "speccache.test/folders"
 STORAGE_CLASS_OBJECT = {

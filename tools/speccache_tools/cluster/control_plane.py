@@ -4,9 +4,9 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-import binaries
-from process import Processes
-from settings import (
+from speccache_tools.cluster import binaries
+from speccache_tools.cluster.process import Processes
+from speccache_tools.cluster.settings import (
     APISERVER_PORT,
     ETCD_CLIENT_PORT,
     ETCD_PEER_PORT,

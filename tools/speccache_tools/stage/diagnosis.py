@@ -1,9 +1,9 @@
 """Everything that explains why a resource is not what it should be, as text."""
 
-from stage import release
-from stage.kube import SCD, CommandFailed, Object
-from stage.objects import conditions
-from stage.venue import Venue
+from speccache_tools.stage import release
+from speccache_tools.stage.kube import SCD, CommandFailed, Object
+from speccache_tools.stage.objects import conditions
+from speccache_tools.stage.venue import Venue
 
 _OBJECTS = ("get", "deployments,statefulsets,pods,jobs,pvc,configmaps", "--output=wide")
 _EVENTS = (

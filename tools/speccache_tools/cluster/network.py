@@ -8,7 +8,7 @@ its own route or as unreachable, and packets that come from a pod reach nothing 
 import json
 import subprocess
 
-from settings import BRIDGE, NODE_IP, NODE_RANGE, POD_RANGE, SERVICE_RANGE
+from speccache_tools.cluster.settings import BRIDGE, NODE_IP, NODE_RANGE, POD_RANGE, SERVICE_RANGE
 
 _LOCAL_ROUTES_RULE = 1088
 _NOTHING_ELSE_RULE = 1089

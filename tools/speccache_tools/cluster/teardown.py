@@ -11,13 +11,11 @@ import signal
 import subprocess
 from pathlib import Path
 
-import cgroup
-import control_plane
-import network
-from containerd import SOCKET, ctr
-from node import CREDENTIALS, IMAGE_STORE
-from process import Processes, until
-from settings import RUN
+from speccache_tools.cluster import cgroup, control_plane, network
+from speccache_tools.cluster.containerd import SOCKET, ctr
+from speccache_tools.cluster.node import CREDENTIALS, IMAGE_STORE
+from speccache_tools.cluster.process import Processes, until
+from speccache_tools.cluster.settings import RUN
 
 CLOSING = RUN / "closing"
 """Exists from the first step on: a start that finds it finishes the interrupted stop before."""

@@ -20,18 +20,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import api_only
-import binaries
-import containerd
-import control_plane
-import credentials
-import images
-import network
-import node
-import provisioner
-import teardown
-from process import Processes, StartError
-from settings import APISERVER_PORT, CACHE, NODE_IP, RUN
+from speccache_tools.cluster import (
+    api_only,
+    binaries,
+    containerd,
+    control_plane,
+    credentials,
+    images,
+    network,
+    node,
+    provisioner,
+    teardown,
+)
+from speccache_tools.cluster.process import Processes, StartError
+from speccache_tools.cluster.settings import APISERVER_PORT, CACHE, NODE_IP, RUN
 
 KUBECONFIG = node.CREDENTIALS / "admin.kubeconfig"
 PROGRAMS = ("etcd", "apiserver", "controller-manager", "scheduler", "containerd", "kubelet", "proxy", "provisioner")
@@ -75,8 +77,9 @@ def _start_provisioner(processes: Processes) -> None:
     applied = control_plane.kubectl(node.CREDENTIALS, "apply", "--server-side", "--filename=-", stdin=storage_class)
     if applied.returncode != 0:
         raise StartError(f"storage class: {applied.stderr.strip()}")
-    script, kubeconfig = provisioner.__file__, str(node.CREDENTIALS / "provisioner.kubeconfig")
-    processes.start("provisioner", [sys.executable, script, kubeconfig, str(RUN / "volumes")])
+    kubeconfig = str(node.CREDENTIALS / "provisioner.kubeconfig")
+    command = [sys.executable, "-m", provisioner.__name__, kubeconfig, str(RUN / "volumes")]
+    processes.start("provisioner", command)
 
 
 def status(*, as_json: bool) -> bool:

@@ -19,11 +19,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import containerd
-import oci
-from binaries import Say
-from process import Processes
-from settings import CACHE, REPOSITORY, RUN, image
+from speccache_tools.cluster import containerd, oci
+from speccache_tools.cluster.binaries import Say
+from speccache_tools.cluster.process import Processes
+from speccache_tools.cluster.settings import CACHE, REPOSITORY, RUN, image
 
 TARGETS = ("operator", "runtime")
 
