@@ -4,7 +4,8 @@ import pytest
 
 from speccache_runtime.bench.client import complete
 from speccache_runtime.bench.prompts import load_prompts
-from speccache_tools.stage import reach, serving
+from speccache_tools.demo import NEW_TOKENS
+from speccache_tools.stage import reach
 from speccache_tools.stage.manifests import claim, resource, shell_pod
 from speccache_tools.stage.objects import conditions
 
@@ -41,7 +42,7 @@ def _on_claim(name: str, folder: str):
 
 def _answer(stage, name: str, model: str):
     with reach.service(stage.venue, stage.namespace, name) as url:
-        return complete(url, model, PROMPT, serving.NEW_TOKENS)
+        return complete(url, model, PROMPT, NEW_TOKENS)
 
 
 def test_a_model_on_a_claim_is_inspected_and_served(stage, models, tiny):

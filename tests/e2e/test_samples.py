@@ -2,10 +2,10 @@
 
 import pytest
 
+from speccache_tools.cluster.settings import REPOSITORY
 from speccache_tools.stage.kube import SCD
 from speccache_tools.stage.manifests import claim
 from speccache_tools.stage.objects import conditions, has_reason
-from speccache_tools.stage.venue import REPOSITORY
 
 SAMPLES = sorted((REPOSITORY / "samples").glob("*.yaml"))
 GEOMETRY = {"layers": 32, "kvHeads": 8, "headDim": 128, "parameters": 8_030_261_248}

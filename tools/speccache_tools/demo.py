@@ -13,16 +13,19 @@ from collections.abc import Callable
 
 import yaml
 
-from speccache_runtime.bench.prompts import load_prompts
+from speccache_runtime.bench.client import complete
+from speccache_runtime.bench.prompts import Prompt, load_prompts
 from speccache_runtime.bench.report import COLD, RESTORED, TITLES, WITHHELD, Report, Run
 from speccache_runtime.errors import SpecCacheError
+from speccache_tools.cluster.settings import REPOSITORY
 from speccache_tools.stage import reach, release, serving
 from speccache_tools.stage.diagnosis import explain
 from speccache_tools.stage.kube import SCD, StageError
 from speccache_tools.stage.progress import Progress, follow
-from speccache_tools.stage.venue import CLUSTER_TOOL, REPOSITORY, Venue, find_venue, is_callers
+from speccache_tools.stage.venue import Venue, find_venue, is_callers
 
 NAMESPACE = "speccache-demo"
+NEW_TOKENS = 64
 SAMPLE = REPOSITORY / "samples" / "tiny.yaml"
 NAME: str = yaml.safe_load(SAMPLE.read_text())["metadata"]["name"]
 
@@ -60,7 +63,16 @@ def down() -> None:
     if is_callers():
         release.uninstall(find_venue(), NAMESPACE)
     else:  # and with it everything that is on it
-        subprocess.run([*CLUSTER_TOOL, "down"], check=True)
+        subprocess.run([sys.executable, "-m", "speccache_tools.cluster", "down"], check=True)
+
+
+def ask(url: str, model: str, run: str, prompts: tuple[Prompt, ...], told: Callable[[], None] = lambda: None) -> Run:
+    """Send the prompts one at a time; `told` is called after each."""
+    answers = []
+    for prompt in prompts:
+        answers.append(complete(url, model, prompt.text, NEW_TOKENS))
+        told()
+    return Run(run, prompts, answers)
 
 
 def _measure(venue: Venue, name: str, say: Progress) -> Run:
@@ -68,7 +80,7 @@ def _measure(venue: Venue, name: str, say: Progress) -> Run:
     with reach.service(venue, NAMESPACE, NAME) as url:
         say(f"{TITLES[name]}: {len(prompts)} prompts ", end="")
         begun = time.monotonic()
-        run = serving.ask(url, NAME, name, prompts, told=say.dot)
+        run = ask(url, NAME, name, prompts, told=say.dot)
         say.more(f" {time.monotonic() - begun:.1f} s\n")
         if name == COLD:
             say(f"storage has all pages now: {serving.wait_written(url) / 2**20:.0f} MiB")
@@ -87,7 +99,9 @@ def _farewell(venue: Venue) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        "python -m speccache_tools.demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("command", choices=("up", "down"))
     if parser.parse_args().command == "down":
         return _told(down)

@@ -14,6 +14,7 @@ from speccache_tools.cluster.process import Processes
 from speccache_tools.cluster.settings import (
     BRIDGE,
     CACHE,
+    CREDENTIALS,
     KUBELET_HEALTH_PORT,
     NODE_IP,
     NODE_NAME,
@@ -24,7 +25,6 @@ from speccache_tools.cluster.settings import (
     RUN,
 )
 
-CREDENTIALS = RUN / "credentials"
 IMAGE_STORE = CACHE / "containerd"
 """containerd's images outlast the cluster: loading them again would be the longest part of every start."""
 

@@ -16,6 +16,9 @@ CACHE = Path(os.environ.get("SPECCACHE_CACHE") or Path.home() / ".cache" / "spec
 RUN = CACHE / "run"
 """All state of the running cluster; gone after `down`."""
 
+CREDENTIALS = RUN / "credentials"
+KUBECONFIG = CREDENTIALS / "admin.kubeconfig"
+
 # The node's address sits on the loopback device. None of these ranges ever leaves the machine (network.py).
 NODE_NAME = "node1"
 NODE_IP = "10.87.0.1"
@@ -47,5 +50,4 @@ def environment() -> dict[str, str]:
 
 def image(target: str) -> str:
     """Name under which the Dockerfile's `target` is built and known to the cluster."""
-    repository = os.environ.get("SPECCACHE_IMAGE_REPOSITORY") or "speccache.test"
-    return f"{repository}/{target}:{os.environ.get('SPECCACHE_IMAGE_TAG') or 'dev'}"
+    return f"speccache.test/{target}:dev"

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from speccache_tools.cluster import cgroup, control_plane, network
 from speccache_tools.cluster.containerd import SOCKET, ctr
-from speccache_tools.cluster.node import CREDENTIALS, IMAGE_STORE
+from speccache_tools.cluster.node import IMAGE_STORE
 from speccache_tools.cluster.process import Processes, until
-from speccache_tools.cluster.settings import RUN
+from speccache_tools.cluster.settings import CREDENTIALS, RUN
 
 CLOSING = RUN / "closing"
 """Exists from the first step on: a start that finds it finishes the interrupted stop before."""

@@ -5,7 +5,6 @@ was the last.
 """
 
 import json
-import os
 import queue
 import subprocess
 import threading
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from speccache_tools.cluster import settings
 from speccache_tools.stage.objects import summary
 
 Object = dict[str, Any]
@@ -60,8 +60,7 @@ def run(command: Sequence[str], variables: dict[str, str], *, stdin: str | None 
 
 def environment(kubeconfig: Path) -> dict[str, str]:
     """The caller's environment without proxies (the cluster may be on this machine alone) and with our kubeconfig."""
-    kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
-    return {**kept, "KUBECONFIG": str(kubeconfig)}
+    return {**settings.environment(), "KUBECONFIG": str(kubeconfig)}
 
 
 class Kubectl:

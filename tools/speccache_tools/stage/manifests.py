@@ -3,8 +3,7 @@
 from typing import Any
 
 from speccache_api import names
-
-Object = dict[str, Any]
+from speccache_tools.stage.kube import Object
 
 
 def resource(name: str, **spec: Any) -> Object:

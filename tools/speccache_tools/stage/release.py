@@ -1,8 +1,9 @@
 """Puts the charts onto a cluster and takes everything off again."""
 
+from speccache_tools.cluster.settings import REPOSITORY
 from speccache_tools.stage.kube import SCD, Object
 from speccache_tools.stage.objects import is_leaving
-from speccache_tools.stage.venue import REPOSITORY, Venue
+from speccache_tools.stage.venue import Venue
 
 NAMESPACE = "speccache-system"
 OPERATOR = "speccache"

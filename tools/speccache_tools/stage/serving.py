@@ -1,20 +1,16 @@
-"""What the demo and the tests do with a served resource: wait for it, talk to it, look at its pod and its storage."""
+"""What is done with a served resource: wait for it, read its metrics, look at its pod and at its storage."""
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from speccache_api import names
-from speccache_runtime.bench.client import complete
-from speccache_runtime.bench.prompts import Prompt
-from speccache_runtime.bench.report import Run
 from speccache_tools.stage import reach
 from speccache_tools.stage.kube import SCD, Late, Object
 from speccache_tools.stage.objects import holds, is_settled
 from speccache_tools.stage.venue import Venue
 
-NEW_TOKENS = 64
 _SAMPLE = re.compile(r"(\w+)(?:\{(.*)\})? (\S+)")
 
 
@@ -44,15 +40,6 @@ def replace_pod(venue: Venue, namespace: str, name: str) -> Object:
     old = pod_of(venue, namespace, name)
     venue.kubectl.delete("pod", old["metadata"]["name"], namespace, wait=False)
     return wait_pod(venue, namespace, name, not_uid=old["metadata"]["uid"])
-
-
-def ask(url: str, model: str, run: str, prompts: tuple[Prompt, ...], told: Callable[[], None] = lambda: None) -> Run:
-    """Send the prompts one at a time; `told` is called after each."""
-    answers = []
-    for prompt in prompts:
-        answers.append(complete(url, model, prompt.text, NEW_TOKENS))
-        told()
-    return Run(run, prompts, answers)
 
 
 def metric(url: str, name: str, **labels: str) -> float:

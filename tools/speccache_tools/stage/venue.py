@@ -1,36 +1,29 @@
 """Which cluster the stage stands on, and with which programs it is reached."""
 
-import json
 import os
 import shutil
-import subprocess
-import sys
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from speccache_tools.cluster import state
+from speccache_tools.cluster.binaries import HELM, KUBECTL, Program
+from speccache_tools.cluster.settings import CONTEXT, KUBECONFIG, image
 from speccache_tools.stage.kube import Kubectl, StageError, environment, run
-
-REPOSITORY = Path(__file__).resolve().parents[3]
-CLUSTER_TOOL = (sys.executable, "-m", "speccache_tools.cluster")
-
-OWN_CONTEXT = "speccache-test"
-OWN_OPERATOR_IMAGE = "speccache.test/operator:dev"
-OWN_RUNTIME_IMAGE = "speccache.test/runtime:dev"
 
 
 @dataclass(frozen=True)
 class Venue:
-    """A cluster. `ours` is the one that `speccache_tools.cluster` makes: this machine has routes to its services, and whatever runs
-    there may be removed.
+    """A cluster. `ours` is the one that `speccache_tools.cluster` makes: this machine has routes to its services, and
+    whatever runs there may be removed.
     """
 
     kubectl_program: Path
     helm_program: Path
     kubeconfig: Path
     ours: bool
-    operator_image: str = OWN_OPERATOR_IMAGE
-    runtime_image: str = OWN_RUNTIME_IMAGE
+    operator_image: str = image("operator")
+    runtime_image: str = image("runtime")
 
     @cached_property
     def kubectl(self) -> Kubectl:
@@ -44,7 +37,7 @@ class Venue:
 def make_venue(kubectl: Path, helm: Path, kubeconfig: Path) -> Venue:
     """The venue behind a kubeconfig. Raises StageError when it is not clear which images its nodes can run."""
     venue = Venue(kubectl, helm, kubeconfig, ours=not is_callers())
-    known = venue.kubectl("config", "current-context").strip() == OWN_CONTEXT
+    known = venue.kubectl("config", "current-context").strip() == CONTEXT
     operator, runtime = (os.environ.get(name, "") for name in ("OPERATOR_IMAGE", "RUNTIME_IMAGE"))
     if operator and runtime:
         return replace(venue, operator_image=operator, runtime_image=runtime)
@@ -66,20 +59,20 @@ def find_venue() -> Venue:
 
     Raises StageError when there is none.
     """
-    programs = json.loads(_ask("programs", "--list"))
-    kubectl, helm = (programs[name] or shutil.which(name) for name in ("kubectl", "helm"))
-    if kubectl is None or helm is None:
-        raise StageError("kubectl or helm is missing: run `make programs`")
+    kubectl, helm = (_program(program) for program in (KUBECTL, HELM))
     if is_callers():
         named = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
         if not Path(named).is_file():
             raise StageError(f"CLUSTER=existing: KUBECONFIG must name one file, and {named} is none")
-        return make_venue(Path(kubectl), Path(helm), Path(named))
-    state = json.loads(_ask("status", "--json"))
-    if not state["ready"]:
+        return make_venue(kubectl, helm, Path(named))
+    if not state.look().ready:
         raise StageError("no cluster is up: run `make cluster`, or use yours with CLUSTER=existing")
-    return make_venue(Path(kubectl), Path(helm), Path(state["kubeconfig"]))
+    return make_venue(kubectl, helm, KUBECONFIG)
 
 
-def _ask(*arguments: str) -> str:
-    return subprocess.run([*CLUSTER_TOOL, *arguments], stdout=subprocess.PIPE, text=True, check=False).stdout
+def _program(program: Program) -> Path:
+    """The pinned one if it is built, else the machine's own."""
+    found = str(program.path) if program.path.exists() else shutil.which(program.name)
+    if found is None:
+        raise StageError(f"{program.name} is missing: run `make programs`")
+    return Path(found)
