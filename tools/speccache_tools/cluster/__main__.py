@@ -62,13 +62,13 @@ def one_at_a_time() -> Iterator[None]:
         yield
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
         "python -m speccache_tools.cluster",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = made.add_subparsers(dest="command", required=True)
     start = commands.add_parser("up")
     start.add_argument("--node-memory", type=memory, help="allocatable memory that the node claims, such as 4Gi")
     commands.add_parser("down")
@@ -78,7 +78,7 @@ def arguments() -> argparse.Namespace:
     programs = commands.add_parser("programs")
     programs.add_argument("--api", action="store_true")
     programs.add_argument("--helm", action="store_true")
-    return parser.parse_args()
+    return made
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -107,7 +107,7 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    chosen = arguments()
+    chosen = parser().parse_args()
     if chosen.command in _NEED_ROOT and os.geteuid() != 0:
         sys.stderr.write("containers need root\n")
         return 1

@@ -1,4 +1,4 @@
-"""Small objects that tests apply."""
+"""Small objects to apply."""
 
 from typing import Any
 
