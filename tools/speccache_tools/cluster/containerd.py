@@ -1,9 +1,10 @@
 """What we ask of the node's containerd: run its client, and put images into its store."""
 
 import subprocess
+from pathlib import Path
 
 from speccache_tools.cluster import binaries, oci
-from speccache_tools.cluster.settings import CACHE, PAUSE_IMAGE, RUN, SOURCES
+from speccache_tools.cluster.settings import CACHE, PAUSE_IMAGE, RUN
 
 SOCKET = RUN / "containerd.sock"
 
@@ -56,7 +57,7 @@ def put(image: oci.Image, name: str) -> int:
 
 def put_pause_image() -> None:
     """The image that holds each pod's namespaces: a few lines of Go, so that no registry is asked for it."""
-    program, source = CACHE / "bin" / "pause", SOURCES / "pause" / "main.go"
+    program, source = CACHE / "bin" / "pause", Path(__file__).parent / "pause" / "main.go"
     if not program.exists() or program.stat().st_mtime < source.stat().st_mtime:
         binaries.build_file(source, program)
     put(oci.single_file("pause", program.read_bytes()), PAUSE_IMAGE)

@@ -7,8 +7,7 @@ KUBERNETES_VERSION = "v1.35.4"
 ETCD_VERSION = "v3.6.8"
 HELM_VERSION = "v3.21.4"
 
-SOURCES = Path(__file__).resolve().parent
-REPOSITORY = SOURCES.parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 
 CACHE = Path(os.environ.get("SPECCACHE_CACHE") or Path.home() / ".cache" / "speccache").resolve() / "cluster"
 """Built programs, images and containerd's image store: outside the repository, kept when the cluster goes down."""
