@@ -6,15 +6,14 @@
 SHELL := /bin/bash
 CACHE := $(or $(SPECCACHE_CACHE),$(HOME)/.cache/speccache)
 
-# uv comes from the machine or, when it has none, from the cache (tests/cluster/prepare.sh). Go's usual place is added.
+# uv comes from the machine or, when it has none, from the cache (tools/prepare.sh). Go's usual place is added.
 export PATH := $(PATH):$(CACHE)/uv/bin:/usr/local/go/bin
 export UV_PYTHON_DOWNLOADS := never
 # The machine says whom to trust: a proxy that signs anew is in its store, and not in the one that uv brings.
 export UV_SYSTEM_CERTS := true
 
 RUN := uv run --no-sync
-CLUSTER_TOOL := $(RUN) python tests/cluster/cluster.py
-TEST_TYPES := MYPYPATH=tests/cluster:tests/e2e:crds:operator:runtime $(RUN) mypy --explicit-package-bases tests/conftest.py
+CLUSTER_TOOL := $(RUN) python -m speccache_tools.cluster
 WITHOUT_CLUSTER := --ignore=tests/e2e --ignore=tests/gpu
 # In the order of the files: those that take long are not the last.
 IN_PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
@@ -33,7 +32,7 @@ help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 16
 
 setup: ## install what is missing: Debian packages (as root), uv, the locked Python environment
-	@tests/cluster/prepare.sh
+	@tools/prepare.sh
 	@uv sync --frozen --all-extras --quiet
 
 programs: setup ## build etcd, the Kubernetes programs and helm from Go modules, each once (minutes)
@@ -49,13 +48,12 @@ cluster: setup ## start a real one-node cluster; prints how to reach it
 	@$(CLUSTER_TOOL) up
 
 cluster-down: ## stop the cluster and leave nothing of it behind
-	@python3 tests/cluster/cluster.py down
+	@cd tools && python3 -m speccache_tools.cluster down
 
 lint: setup ## formatting, ruff, strict types, import contracts
 	$(call phase,format,$(RUN) ruff format --check .)
 	$(call phase,ruff,$(RUN) ruff check .)
 	$(call phase,types,$(RUN) mypy)
-	$(call phase,types of test tools,$(TEST_TYPES) tests/e2e/stage tests/e2e/demo.py && $(TEST_TYPES) tests/cluster/*.py)
 	$(call phase,import contracts,$(RUN) lint-imports --no-logo)
 
 check: lint ## lint and every test that needs no node
@@ -72,10 +70,10 @@ test: ## everything: setup, check, images, cluster, end to end
 
 demo: setup ## build everything, serve samples/tiny.yaml, lose its pod, show what that costs
 	$(foreach target,$(OWN_CLUSTER),$(call phase,$(target),$(MAKE) --no-print-directory $(target))$(newline))
-	@$(RUN) python tests/e2e/demo.py up
+	@$(RUN) python -m speccache_tools.demo up
 
 demo-down: ## take the demo off again, and the cluster too unless it is yours
-	@$(RUN) python tests/e2e/demo.py down
+	@$(RUN) python -m speccache_tools.demo down
 
 clean: cluster-down ## remove every build product: environment, programs, images, caches
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build

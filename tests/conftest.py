@@ -10,7 +10,6 @@ is a failure, so that nothing can be green by not running.
 """
 
 import asyncio
-import json
 import os
 import subprocess
 import sys
@@ -19,8 +18,10 @@ from pathlib import Path
 
 import pytest
 
+from speccache_tools.cluster import binaries, state
+from speccache_tools.cluster.settings import KUBECONFIG
+
 _TESTS = Path(__file__).parent
-_CLUSTER_TOOL = [sys.executable, str(_TESTS / "cluster" / "cluster.py")]
 _UNDER_CI = os.environ.get("CI") == "true"
 _PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
@@ -68,8 +69,10 @@ def _clean_environment() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def apiserver() -> Iterator[Path]:
     """Kubeconfig of an empty API server with its own etcd. No controllers, no nodes: objects are kept, nothing runs."""
-    _program("etcd"), _program("kube-apiserver"), _program("kubectl")
-    with subprocess.Popen([*_CLUSTER_TOOL, "api"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+    for program in binaries.API_PROGRAMS:
+        _built(program)
+    command = [sys.executable, "-m", "speccache_tools.cluster", "api"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdin is not None
         assert server.stdout is not None
         announced = server.stdout.readline().strip()  # empty when it failed; standard error then says why
@@ -83,31 +86,27 @@ def cluster() -> Path:
     """Kubeconfig of a whole cluster: the one of `make cluster`, or with CLUSTER=existing that of KUBECONFIG."""
     if os.environ.get("CLUSTER") == "existing":
         return Path(_KUBECONFIG_OF_CALLER)
-    state = subprocess.run([*_CLUSTER_TOOL, "status", "--json"], stdout=subprocess.PIPE, text=True, check=False)
-    known = json.loads(state.stdout)
-    if not known["ready"]:
+    if not state.look().ready:
         pytest.skip("no cluster is up: run `make cluster`")
-    return Path(known["kubeconfig"])
+    return KUBECONFIG
 
 
 @pytest.fixture(scope="session")
 def kubectl() -> Path:
     """The pinned kubectl."""
-    return _program("kubectl")
+    return _built(binaries.KUBECTL)
 
 
 @pytest.fixture(scope="session")
 def helm() -> Path:
     """The pinned helm."""
-    return _program("helm")
+    return _built(binaries.HELM)
 
 
 _KUBECONFIG_OF_CALLER = os.environ.get("KUBECONFIG", str(Path.home() / ".kube" / "config"))
 
 
-def _program(name: str) -> Path:
-    listed = subprocess.run([*_CLUSTER_TOOL, "programs", "--list"], stdout=subprocess.PIPE, text=True, check=True)
-    path = json.loads(listed.stdout)[name]
-    if path is None:
-        pytest.skip(f"{name} is not built: run `make programs`")
-    return Path(path)
+def _built(program: binaries.Program) -> Path:
+    if not program.path.exists():
+        pytest.skip(f"{program.name} is not built: run `make programs`")
+    return program.path

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
+from speccache_tools.cluster.settings import KUBERNETES_VERSION
+
 CHARTS = Path(__file__).parents[2] / "charts"
-KUBE_VERSION = "v1.35.4"
 
 Helm = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -34,7 +35,7 @@ def template(run_helm: Helm) -> Callable[..., subprocess.CompletedProcess[str]]:
 
     def run(chart: str, *values: str, release: str = "speccache", namespace: str = "system") -> Any:
         sets = [word for value in values for word in ("--set", value)]
-        where = ("--namespace", namespace, "--kube-version", KUBE_VERSION)
+        where = ("--namespace", namespace, "--kube-version", KUBERNETES_VERSION)
         return run_helm("template", release, str(CHARTS / chart), *where, *sets)
 
     return run

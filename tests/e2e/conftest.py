@@ -15,15 +15,16 @@ from pathlib import Path
 
 import pytest
 import yaml
-from stage import release
-from stage.diagnosis import explain
-from stage.inventory import inventory
-from stage.kube import SCD, CommandFailed, Object
-from stage.objects import has_reason
-from stage.serving import wait_settled
-from stage.venue import REPOSITORY, Venue, make_venue
 
 from speccache_api import names
+from speccache_tools.cluster.settings import REPOSITORY
+from speccache_tools.stage import release
+from speccache_tools.stage.diagnosis import explain
+from speccache_tools.stage.inventory import inventory
+from speccache_tools.stage.kube import SCD, CommandFailed, Object
+from speccache_tools.stage.objects import has_reason
+from speccache_tools.stage.serving import wait_settled
+from speccache_tools.stage.venue import Venue, make_venue
 
 NAMESPACE = "speccache-e2e"
 OTHER_NAMESPACES = ("speccache-demo",)

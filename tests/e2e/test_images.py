@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from stage.manifests import shell_pod
+
+from speccache_tools.stage.manifests import shell_pod
 
 IMPORT_ALL = """
 import importlib, importlib.util, json, os, pkgutil, sys
@@ -15,6 +16,7 @@ for name in names:
 print(json.dumps({
     "modules": len(names),
     "torch": importlib.util.find_spec("torch") is not None,
+    "tools": importlib.util.find_spec("speccache_tools") is not None,
     "user": os.getuid(),
     "root is writable": os.access("/opt", os.W_OK),
 }))
@@ -48,4 +50,4 @@ def test_every_module_imports_in_its_image_and_torch_is_in_the_runtime_alone(sta
         kubectl.delete("pod", f"imports-{target}", namespace)
     seen = json.loads(said.splitlines()[-1])
     assert seen.pop("modules") > 20
-    assert seen == {"torch": torch, "user": 65532, "root is writable": False}
+    assert seen == {"torch": torch, "tools": False, "user": 65532, "root is writable": False}

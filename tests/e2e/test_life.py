@@ -8,9 +8,6 @@ from typing import Any
 
 import httpx
 import pytest
-from stage import reach, serving
-from stage.kube import SCD, CommandFailed
-from stage.objects import conditions
 
 from speccache_api import names
 from speccache_api.quantity import format_bytes
@@ -19,6 +16,10 @@ from speccache_api.sizing import MemoryPlan, known_inspection, size_memory
 from speccache_runtime.bench.client import Answer, complete
 from speccache_runtime.bench.prompts import load_prompts
 from speccache_runtime.bench.report import COLD, RESTORED, WITHHELD, Report, Run
+from speccache_tools.demo import ask
+from speccache_tools.stage import reach, serving
+from speccache_tools.stage.kube import SCD, CommandFailed
+from speccache_tools.stage.objects import conditions
 
 PROMPTS = load_prompts()
 
@@ -36,7 +37,7 @@ def plan(sample) -> MemoryPlan:
 def cold(stage, tiny) -> Run:
     """All prompts, for the first time; storage has everything afterwards."""
     with reach.service(stage.venue, stage.namespace, "tiny") as url:
-        run = serving.ask(url, "tiny", COLD, PROMPTS)
+        run = ask(url, "tiny", COLD, PROMPTS)
         serving.wait_written(url)
     return run
 
@@ -59,7 +60,7 @@ def withheld(stage, restored) -> Run:
 
 def _ask(stage, name: str) -> Run:
     with reach.service(stage.venue, stage.namespace, "tiny") as url:
-        return serving.ask(url, "tiny", name, PROMPTS)
+        return ask(url, "tiny", name, PROMPTS)
 
 
 def _patch_missing_draft(stage, answer: str) -> None:

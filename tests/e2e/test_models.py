@@ -1,12 +1,13 @@
 """Models outside the image: an inspection Job reads them on a volume, then they are served. And a target alone."""
 
 import pytest
-from stage import reach, serving
-from stage.manifests import claim, resource, shell_pod
-from stage.objects import conditions
 
 from speccache_runtime.bench.client import complete
 from speccache_runtime.bench.prompts import load_prompts
+from speccache_tools.demo import NEW_TOKENS
+from speccache_tools.stage import reach
+from speccache_tools.stage.manifests import claim, resource, shell_pod
+from speccache_tools.stage.objects import conditions
 
 CLAIM = "own-models"
 PROMPT = "Not yet in any cache:\n" + load_prompts()[0].text
@@ -41,7 +42,7 @@ def _on_claim(name: str, folder: str):
 
 def _answer(stage, name: str, model: str):
     with reach.service(stage.venue, stage.namespace, name) as url:
-        return complete(url, model, PROMPT, serving.NEW_TOKENS)
+        return complete(url, model, PROMPT, NEW_TOKENS)
 
 
 def test_a_model_on_a_claim_is_inspected_and_served(stage, models, tiny):

@@ -3,12 +3,12 @@
 import json
 
 import pytest
-from stage import release, serving
-from stage.kube import SCD
-from stage.manifests import resource
-from stage.objects import holds
 
 from speccache_api import names
+from speccache_tools.stage import release, serving
+from speccache_tools.stage.kube import SCD
+from speccache_tools.stage.manifests import resource
+from speccache_tools.stage.objects import holds
 
 
 @pytest.fixture

@@ -1,10 +1,11 @@
 """Every sample as a user applies it: with strict validation, on a cluster that may not have what it asks for."""
 
 import pytest
-from stage.kube import SCD
-from stage.manifests import claim
-from stage.objects import conditions, has_reason
-from stage.venue import REPOSITORY
+
+from speccache_tools.cluster.settings import REPOSITORY
+from speccache_tools.stage.kube import SCD
+from speccache_tools.stage.manifests import claim
+from speccache_tools.stage.objects import conditions, has_reason
 
 SAMPLES = sorted((REPOSITORY / "samples").glob("*.yaml"))
 GEOMETRY = {"layers": 32, "kvHeads": 8, "headDim": 128, "parameters": 8_030_261_248}

@@ -1,7 +1,7 @@
 """States that no retry mends: told in one condition with the field and the remedy, before any pod exists."""
 
-from stage.manifests import claim, resource
-from stage.objects import conditions, has_reason, holds
+from speccache_tools.stage.manifests import claim, resource
+from speccache_tools.stage.objects import conditions, has_reason, holds
 
 
 def test_more_memory_than_any_node_has(stage):

@@ -2,11 +2,11 @@
 
 import time
 
-from stage import release
-from stage.inventory import inventory
-from stage.kube import SCD
-from stage.manifests import resource
-from stage.objects import holds
+from speccache_tools.stage import release
+from speccache_tools.stage.inventory import inventory
+from speccache_tools.stage.kube import SCD
+from speccache_tools.stage.manifests import resource
+from speccache_tools.stage.objects import holds
 
 AUTOMATIC = ("ConfigMap.v1 {}/kube-root-ca.crt", "ServiceAccount.v1 {}/default", "Namespace.v1 {}")
 """What Kubernetes puts into every namespace."""

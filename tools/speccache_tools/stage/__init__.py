@@ -1,0 +1,1 @@
+"""Puts SpecCache onto a cluster and looks at what becomes of it, with kubectl and helm."""
