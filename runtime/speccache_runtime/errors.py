@@ -3,6 +3,7 @@
 SpecCacheError
 ├── ConfigError        wrong configuration: the start stops with one line that names the field and the remedy
 ├── ModelError         model files missing, broken, or target and draft do not fit together: the start stops
+├── RankError          another rank of this replica is gone or hangs: every request ends with an error, then the process
 ├── StorageError       a storage tier cannot be opened: the start stops; later errors are counted misses instead
 ├── BadRequest         the client's fault: HTTP 400, `field` names what to change
 └── Unavailable        not now: HTTP 503 with Retry-After
@@ -21,6 +22,10 @@ class ConfigError(SpecCacheError):
 
 class ModelError(SpecCacheError):
     """Model files are missing or broken, or target and draft do not fit together."""
+
+
+class RankError(SpecCacheError):
+    """Another rank of this replica has ended, hangs, or says what it should not."""
 
 
 class StorageError(SpecCacheError):

@@ -1,0 +1,178 @@
+"""What the ranks of a replica tell each other: values that become JSON, and nothing that can run code.
+
+The rank that decides (0) sends; the others do what they are told, in the order of the messages, and answer those that
+carry a `number`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from speccache_runtime.cache.storage.halves import HalfRead, HalfWrite
+from speccache_runtime.errors import RankError
+from speccache_runtime.steps import StepPlan, StepResult
+
+Moves = tuple[tuple[int, int, bool], ...]
+"""(device page, host page, whether the draft half moves too) of each page."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The first message: who this rank is, where the ranks meet, and the engine's settings as JSON."""
+
+    rank: int
+    size: int
+    meet: str
+    config: str
+    kind: Literal["start"] = "start"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Run the target's part of a step."""
+
+    plan: StepPlan
+    kind: Literal["step"] = "step"
+
+
+@dataclass(frozen=True, slots=True)
+class Propose:
+    """Run the draft's part of the step before: this is what was chosen, and which rows have ended."""
+
+    result: StepResult
+    ended: tuple[int, ...]
+    kind: Literal["propose"] = "propose"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Bring pages from the host to the device, as the load of this number."""
+
+    number: int
+    moves: Moves
+    kind: Literal["load"] = "load"
+
+
+@dataclass(frozen=True, slots=True)
+class Backup:
+    """Copy pages from the device to the host."""
+
+    number: int
+    moves: Moves
+    kind: Literal["backup"] = "backup"
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """How many of these pages (keys in hex) are stored in a row, and which of them with draft half?"""
+
+    number: int
+    keys: tuple[str, ...]
+    kind: Literal["lookup"] = "lookup"
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Read a page from storage into a host page."""
+
+    number: int
+    key: str
+    host: int
+    draft: bool
+    kind: Literal["read"] = "read"
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Write a host page to storage."""
+
+    number: int
+    key: str
+    host: int
+    draft: bool
+    successors: tuple[int, ...]
+    kind: Literal["write"] = "write"
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End: nothing comes after this."""
+
+    kind: Literal["stop"] = "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """This rank has loaded its part of the models."""
+
+    kind: Literal["ready"] = "ready"
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """This rank cannot go on; the text is one line."""
+
+    text: str
+    kind: Literal["failed"] = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A load or backup has ended."""
+
+    number: int
+    kind: Literal["moved"] = "moved"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Answer to a lookup: for each page of the stored run, whether its draft half is stored."""
+
+    number: int
+    drafts: tuple[bool, ...]
+    kind: Literal["found"] = "found"
+
+
+@dataclass(frozen=True, slots=True)
+class WasRead:
+    """Answer to a read."""
+
+    number: int
+    target: HalfRead
+    draft: HalfRead
+    kind: Literal["was_read"] = "was_read"
+
+
+@dataclass(frozen=True, slots=True)
+class WasWritten:
+    """Answer to a write."""
+
+    number: int
+    target: HalfWrite
+    draft: HalfWrite
+    kind: Literal["was_written"] = "was_written"
+
+
+Order = Start | Step | Propose | Load | Backup | Lookup | Read | Write | Stop
+Answer = Moved | Found | WasRead | WasWritten
+Message = Order | Answer | Ready | Failed
+
+_ADAPTER: TypeAdapter[Message] = TypeAdapter(
+    Annotated[Message, Field(discriminator="kind")], config=ConfigDict(extra="forbid")
+)
+
+
+def encode(message: Message) -> bytes:
+    """The message as JSON."""
+    return _ADAPTER.dump_json(message)
+
+
+def decode(data: bytes) -> Message:
+    """The message that `encode` wrote. Raises RankError for anything else."""
+    try:
+        return _ADAPTER.validate_json(data)
+    except ValidationError as error:
+        raise RankError(f"a rank sent something that is no message: {error.errors()[0]['msg']}") from error

@@ -1,0 +1,162 @@
+"""Operations on pages that every rank does with its own: they have ended when all have ended, as badly as the worst."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar, cast
+
+from speccache_runtime.cache.storage.halves import HalfRead, HalfWrite
+from speccache_runtime.cache.storage.store import PairRead, PairWrite, Presence
+from speccache_runtime.cache.storage_io import Storage
+from speccache_runtime.cache.transfer import Job, Move, Transfer
+from speccache_runtime.engine.parallel.messages import (
+    Answer,
+    Backup,
+    Found,
+    Load,
+    Lookup,
+    Moves,
+    Order,
+    Read,
+    WasRead,
+    WasWritten,
+    Write,
+)
+
+_T = TypeVar("_T")
+
+_WORST_READ = (HalfRead.ERROR, HalfRead.CORRUPT, HalfRead.ABSENT, HalfRead.PRESENT)
+_WORST_WRITE = (HalfWrite.ERROR, HalfWrite.DROPPED, HalfWrite.NOT_GIVEN, HalfWrite.WRITTEN, HalfWrite.EXISTS)
+
+
+class Others(Protocol):
+    """The other ranks (`leader.Ranks`)."""
+
+    def ask(self, order: Callable[[int], Order], then: Callable[[list[Answer]], None]) -> None: ...
+
+
+class SpreadJob:
+    """A transfer on every rank. Layers are waited for here; each rank waits for its own."""
+
+    def __init__(self) -> None:
+        self.local: Job
+        """This rank's job; set before anybody asks."""
+        self._elsewhere = False
+
+    def others_done(self, answers: list[Answer]) -> None:
+        """Called when all other ranks have done it."""
+        self._elsewhere = True
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that this rank moved."""
+        return self.local.nbytes
+
+    @property
+    def seconds(self) -> float:
+        return self.local.seconds
+
+    def done(self) -> bool:
+        return self._elsewhere and self.local.done()
+
+    def wait_target_layer(self, layer: int) -> None:
+        self.local.wait_target_layer(layer)
+
+    def wait_draft(self) -> None:
+        self.local.wait_draft()
+
+
+class SpreadTransfer:
+    """Moves the same page numbers on every rank."""
+
+    def __init__(self, local: Transfer, others: Others) -> None:
+        self._local = local
+        self._others = others
+
+    def backup(self, moves: Sequence[Move]) -> Job:
+        job = SpreadJob()
+        self._others.ask(lambda number: Backup(number, _numbers(moves)), job.others_done)
+        job.local = self._local.backup(moves)
+        return job
+
+    def load(self, moves: Sequence[Move]) -> Job:
+        job = SpreadJob()
+        self._others.ask(lambda number: Load(number, _numbers(moves)), job.others_done)
+        job.local = self._local.load(moves)
+        return job
+
+
+class SpreadStorage:
+    """The same objects of every rank's own shard. Half a page that one rank lacks is one that all lack."""
+
+    def __init__(self, local: Storage, others: Others) -> None:
+        self._local = local
+        self._others = others
+
+    def lookup(self, keys: Sequence[bytes], then: Callable[[Sequence[Presence]], None]) -> None:
+        both: _Both[Sequence[Presence]] = _Both(lambda here, there: then(_common_run(here, there)))
+        self._local.lookup(keys, both.here)
+        self._others.ask(lambda number: Lookup(number, tuple(key.hex() for key in keys)), both.there)
+
+    def read(self, key: bytes, host: int, draft: bool, then: Callable[[PairRead], None]) -> None:
+        both: _Both[PairRead] = _Both(lambda here, there: then(_worst_read(here, there)))
+        self._local.read(key, host, draft, both.here)
+        self._others.ask(lambda number: Read(number, key.hex(), host, draft), both.there)
+
+    def write(
+        self, key: bytes, host: int, draft: bool, successors: tuple[int, ...], then: Callable[[PairWrite], None]
+    ) -> None:
+        both: _Both[PairWrite] = _Both(lambda here, there: then(_worst_write(here, there)))
+        self._local.write(key, host, draft, successors, both.here)
+        self._others.ask(lambda number: Write(number, key.hex(), host, draft, successors), both.there)
+
+    def poll(self) -> bool:
+        return self._local.poll()
+
+    def close(self) -> None:
+        self._local.close()
+
+
+class _Both(Generic[_T]):
+    """Waits for this rank's result and all the others'."""
+
+    def __init__(self, then: Callable[[_T, list[Answer]], None]) -> None:
+        self._then = then
+        self._here: list[_T] = []
+        self._there: list[Answer] | None = None
+
+    def here(self, result: _T) -> None:
+        self._here.append(result)
+        self._end()
+
+    def there(self, answers: list[Answer]) -> None:
+        self._there = answers
+        self._end()
+
+    def _end(self) -> None:
+        if self._here and self._there is not None:
+            self._then(self._here[0], self._there)
+
+
+def _numbers(moves: Sequence[Move]) -> Moves:
+    return tuple((move.device, move.host, move.draft) for move in moves)
+
+
+def _common_run(here: Sequence[Presence], answers: list[Answer]) -> list[Presence]:
+    """The pages that all ranks have in a row; a draft half counts where all have it."""
+    drafts = [[presence.draft for presence in here], *(cast(Found, answer).drafts for answer in answers)]
+    return [Presence(True, all(column)) for column in zip(*drafts, strict=False)]
+
+
+def _worst_read(here: PairRead, answers: list[Answer]) -> PairRead:
+    others = [cast(WasRead, answer) for answer in answers]
+    target = min((here.target, *(answer.target for answer in others)), key=_WORST_READ.index)
+    draft = min((here.draft, *(answer.draft for answer in others)), key=_WORST_READ.index)
+    return PairRead(target, draft, here.successors)
+
+
+def _worst_write(here: PairWrite, answers: list[Answer]) -> PairWrite:
+    others = [cast(WasWritten, answer) for answer in answers]
+    target = min((here.target, *(answer.target for answer in others)), key=_WORST_WRITE.index)
+    draft = min((here.draft, *(answer.draft for answer in others)), key=_WORST_WRITE.index)
+    return PairWrite(target, draft)
