@@ -111,11 +111,10 @@ With `memory.policy: Auto` the limit and the request of a pod are this sum, and 
 {textwrap.dedent(formula)}
 ```
 
-STAGING_PAGES is {sizing.STAGING_PAGES}. The default of `memory.overhead` is {overhead["cpu"]} without a GPU and
-{overhead["cuda"]} with one.
+The default of `memory.overhead` is {overhead["cpu"]} without a GPU and {overhead["cuda"]} with one.
 
-Layers, KV heads and head dim come from `kvGeometry` if given, from a table for `builtin://`, otherwise from an
-inspection Job that reads the models' files. No pod is made before the sum is known.
+What a token keeps comes from `kvGeometry` if given, from a table for `builtin://`, otherwise from an inspection Job
+that reads the models' files. No pod is made before the sum is known.
 """
 
 

@@ -11,7 +11,9 @@ import hashlib
 import json
 
 LAYOUT_VERSION = 1
-"""Raise when the bytes of a stored page change meaning: their order, the header, or the rule that makes page keys."""
+"""Raise when the bytes of a stored page change meaning: their order, the header, or the rule that makes page keys. It
+is part of every digest here and of every object's path in a storage backend.
+"""
 
 
 def namespace_digest(target_identity: str, kv_dtype: str, page_size: int, shard: str = "0of1") -> str:

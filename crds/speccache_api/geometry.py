@@ -8,13 +8,29 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+import math
+import re
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, ClassVar, Literal
+
+from pydantic import ConfigDict
 
 MAX_INSPECTION_BYTES = 4096
 BUILTIN_NAMES = ("tiny",)
+
+KVDtype = Literal["float32", "bfloat16"]
+DTYPE_BYTES: dict[KVDtype, int] = {"float32": 4, "bfloat16": 2}
+
+MAX_BUFFERS = 8
+MAX_DIMENSIONS = 3
+MAX_SIZE = 1 << 20
+"""Of one dimension, and of the layers. A description comes from a pod or a file: nothing in it may be endless."""
+
+_BUFFER_NAME = re.compile(r"[a-z][a-z_]{0,15}")
+_CLOSED = ConfigDict(extra="forbid", strict=True)
+"""For the wire document, which holds these values as they are."""
 
 
 class BadInspection(ValueError):
@@ -22,20 +38,106 @@ class BadInspection(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class KVGeometry:
-    """Shape of the KV of one token: `layers` layers that cache, each with `kv_heads` heads of `head_dim` numbers."""
+class KVBuffer:
+    """What one layer keeps of one token under one name: numbers of shape `shape`, in `dtype` or, with None, in the KV
+    dtype that the resource says.
 
-    layers: int
-    kv_heads: int
-    head_dim: int
+    `replicated` buffers are the same on every tensor-parallel rank. The others are split over their first dimension,
+    the KV heads: a rank holds its share of them, or one, repeated, when there are fewer heads than ranks.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    replicated: bool = False
+    dtype: KVDtype | None = None
+    __pydantic_config__: ClassVar[ConfigDict] = _CLOSED
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            _positive(field.name, getattr(self, field.name))
+        if type(self.name) is not str or not _BUFFER_NAME.fullmatch(self.name):
+            raise ValueError(f"a buffer's name must match {_BUFFER_NAME.pattern}, found {self.name!r}")
+        if type(self.shape) is not tuple or not 1 <= len(self.shape) <= MAX_DIMENSIONS:
+            raise ValueError(f"{self.name}: shape must have 1 to {MAX_DIMENSIONS} dimensions, found {self.shape!r}")
+        for size in self.shape:
+            _counted(f"{self.name}: shape", size, MAX_SIZE)
+        if type(self.replicated) is not bool:
+            raise ValueError(f"{self.name}: replicated must be true or false, found {self.replicated!r}")
+        if self.dtype is not None and self.dtype not in DTYPE_BYTES:
+            raise ValueError(f"{self.name}: dtype must be one of {', '.join(DTYPE_BYTES)}, found {self.dtype!r}")
 
-    def bytes_per_token(self, dtype_bytes: int) -> int:
-        """Bytes of K and V together that one token takes in all layers."""
-        return self.layers * self.kv_heads * self.head_dim * 2 * dtype_bytes
+    def bytes_per_token(self, kv_dtype: KVDtype) -> int:
+        """Bytes of one token in one layer."""
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype or kv_dtype]
+
+    def for_rank(self, ranks: int) -> KVBuffer:
+        """What each of `ranks` tensor-parallel ranks holds. Raises ValueError when the heads do not divide."""
+        if self.replicated or ranks == 1:
+            return self
+        heads, *rest = self.shape
+        if heads % ranks and ranks % heads:
+            raise ValueError(f"{heads} KV heads cannot be shared evenly by {ranks} ranks")
+        return replace(self, shape=(max(1, heads // ranks), *rest))
+
+
+@dataclass(frozen=True, slots=True)
+class KVGeometry:
+    """The KV of one token: each of `layers` layers keeps `buffers`, in this order in every tier.
+
+    The one description of a layout. Sizes, the wire document, pools and host records follow from it and never ask what
+    kind of attention it belongs to; only the attention that wrote it knows its buffers by name.
+    """
+
+    layers: int
+    buffers: tuple[KVBuffer, ...]
+    __pydantic_config__: ClassVar[ConfigDict] = _CLOSED
+
+    def __post_init__(self) -> None:
+        _counted("layers", self.layers, MAX_SIZE)
+        if type(self.buffers) is not tuple or not 1 <= len(self.buffers) <= MAX_BUFFERS:
+            raise ValueError(f"buffers must be a list of 1 to {MAX_BUFFERS}, found {self.buffers!r}")
+        if len({buffer.name for buffer in self.buffers}) < len(self.buffers):
+            raise ValueError("two buffers have the same name")
+
+    @classmethod
+    def heads(cls, layers: int, kv_heads: int, head_dim: int) -> KVGeometry:
+        """Multi-head or grouped-query attention: K and V of `kv_heads` heads with `head_dim` numbers each."""
+        return cls(layers, (KVBuffer("k", (kv_heads, head_dim)), KVBuffer("v", (kv_heads, head_dim))))
+
+    @classmethod
+    def latent(cls, layers: int, rank: int, rope_dim: int) -> KVGeometry:
+        """Multi-head latent attention (MLA): one latent of `rank` numbers and one rotated key of `rope_dim`, which all
+        heads share, so every rank needs the whole of them.
+        """
+        return cls(
+            layers, (KVBuffer("latent", (rank,), replicated=True), KVBuffer("rope", (rope_dim,), replicated=True))
+        )
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> KVGeometry:
+        """The value of which `data` is the `dataclasses.asdict`. Raises ValueError, KeyError or TypeError."""
+        buffers = [KVBuffer(**{**buffer, "shape": tuple(buffer["shape"])}) for buffer in data["buffers"]]
+        return cls(**{**data, "buffers": tuple(buffers)})
+
+    def __str__(self) -> str:
+        parts = " + ".join(f"{buffer.name} {'x'.join(map(str, buffer.shape))}" for buffer in self.buffers)
+        return f"{self.layers} layers of {parts}"
+
+    def for_rank(self, ranks: int) -> KVGeometry:
+        """What each of `ranks` tensor-parallel ranks holds of it. Raises ValueError when the heads do not divide."""
+        return replace(self, buffers=tuple(buffer.for_rank(ranks) for buffer in self.buffers))
+
+    def bytes_per_token(self, kv_dtype: KVDtype) -> int:
+        """Bytes of one token in all layers, on a rank that holds just this."""
+        return self.layers * sum(buffer.bytes_per_token(kv_dtype) for buffer in self.buffers)
+
+    def pod_bytes_per_token(self, kv_dtype: KVDtype, ranks: int) -> int:
+        """Bytes of one token in a host tier that `ranks` ranks share: what all hold alike is kept once.
+
+        Raises ValueError when the heads do not divide.
+        """
+        return self.layers * sum(
+            buffer.for_rank(ranks).bytes_per_token(kv_dtype) * (1 if buffer.replicated else ranks)
+            for buffer in self.buffers
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +202,7 @@ class Inspection:
 
 def facts_from_dict(data: dict[str, Any]) -> ModelFacts:
     """ModelFacts from the form of `dataclasses.asdict`. Raises ValueError, KeyError or TypeError on a wrong shape."""
-    return ModelFacts(**{**data, "geometry": KVGeometry(**data["geometry"])})
+    return ModelFacts(**{**data, "geometry": KVGeometry.from_dict(data["geometry"])})
 
 
 @cache
@@ -115,6 +217,6 @@ def builtin_facts(name: str) -> Inspection:
     return Inspection(target=facts_from_dict(entry["target"]), draft=facts_from_dict(entry["draft"]))
 
 
-def _positive(name: str, value: object) -> None:
-    if type(value) is not int or value < 1:
-        raise ValueError(f"{name} must be a whole number of 1 or more, found {value!r}")
+def _counted(name: str, value: object, most: int) -> None:
+    if type(value) is not int or not 1 <= value <= most:
+        raise ValueError(f"{name} must be a whole number from 1 to {most}, found {value!r}")

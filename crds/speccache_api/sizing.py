@@ -5,17 +5,17 @@
     hostPages    = from size, tokens or ratio           (one count: the draft pool has the target's slots)
     hostTarget   = hostPages * target bytes per page
     hostDraft    = hostPages * draft bytes per page     (what others call "doubled"; exact here)
-    staging      = STAGING_PAGES * bytes of a page pair, when there is a storage tier
     sharedMemory = use of /dev/shm: none, one process serves a replica
     overhead     = runtime, CUDA context, peak while loading weights
     device       = weights and device pages, only when the device is the CPU
     limit        = request = the sum, rounded up to MiB (pinned pages cannot be reclaimed)
 
-    bytes per token = layers * kv_heads * head_dim * 2 * dtype size
     bytes per page  = page size * bytes per token
+    bytes per token = layers * kvHeads * headDim * 2 * dtype size         (K and V)
+                    = layers * (kvLoraRank + qkRopeHeadDim) * dtype size  (MLA)
 
-This is the only place that knows these numbers: the operator sets the pod's limit from them and the runtime allocates
-exactly these pages.
+This is the only place that knows these sums: the operator sets the pod's limit from them and the runtime allocates
+exactly these pages. What a token keeps is the models' `KVGeometry`; nothing here asks what kind of attention that is.
 """
 
 from __future__ import annotations
@@ -24,21 +24,15 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
-from speccache_api.geometry import Inspection, ModelFacts, builtin_facts
+from speccache_api.geometry import Inspection, KVDtype, KVGeometry, ModelFacts, builtin_facts
 from speccache_api.quantity import GIB, MIB, format_bytes, round_up
 from speccache_api.spec import Device, Spec
 from speccache_api.spec_model import DeclaredGeometry
 from speccache_api.uris import builtin_name
 
-KVDtype = Literal["float32", "bfloat16"]
-
-STAGING_PAGES = 64
-"""Page pairs in flight between host and storage, in both directions together. The runtime allocates its buffers by it.
-"""
 WEIGHT_BYTES_CPU = 4
 """The CPU computes in float32, whatever the files hold."""
 DEFAULT_OVERHEAD: dict[Device, int] = {"cpu": 2 * GIB, "cuda": 6 * GIB}
-DTYPE_BYTES: dict[KVDtype, int] = {"float32": 4, "bfloat16": 2}
 
 
 class SizingError(ValueError):
@@ -53,10 +47,13 @@ class SizingError(ValueError):
 class MemoryPlan:
     """Every term of a pod's memory, in bytes unless the name says tokens or pages.
 
-    `device_pages` is None when the GPU's free memory decides (`memoryFraction`). `device` is 0 with a GPU, whose memory
-    is not the pod's.
+    `target` and `draft` are the descriptions that were sized; `draft` is None without one. Bytes per token and per page
+    are those of the host tier, all ranks together. `device_pages` is None when the GPU's free memory decides
+    (`memoryFraction`). `device` is 0 with a GPU, whose memory is not the pod's.
     """
 
+    target: KVGeometry
+    draft: KVGeometry | None
     page_size: int
     target_bytes_per_token: int
     draft_bytes_per_token: int
@@ -64,7 +61,6 @@ class MemoryPlan:
     device_pages: int | None
     host_target: int
     host_draft: int
-    staging: int
     shared_memory: int
     overhead: int
     device: int
@@ -82,7 +78,7 @@ class MemoryPlan:
     @property
     def limit(self) -> int:
         """The pod's memory limit and request: the sum of all terms, rounded up to MiB."""
-        terms = (self.host_target, self.host_draft, self.staging, self.shared_memory, self.overhead, self.device)
+        terms = (self.host_target, self.host_draft, self.shared_memory, self.overhead, self.device)
         return round_up(sum(terms), MIB)
 
     def to_status(self) -> dict[str, Any]:
@@ -91,7 +87,6 @@ class MemoryPlan:
             "limit": format_bytes(self.limit),
             "hostTarget": format_bytes(self.host_target),
             "hostDraft": format_bytes(self.host_draft),
-            "staging": format_bytes(self.staging),
             "sharedMemory": format_bytes(self.shared_memory),
             "overhead": format_bytes(self.overhead),
             "device": format_bytes(self.device),
@@ -122,32 +117,36 @@ def known_inspection(spec: Spec) -> Inspection | None:
     return None if draft is None else Inspection(target=target, draft=draft)
 
 
-def size_memory(spec: Spec, inspection: Inspection) -> MemoryPlan:
-    """The memory of one replica. A geometry declared in `spec` stands above the inspected one.
+def size_memory(spec: Spec, inspection: Inspection, ranks: int = 1) -> MemoryPlan:
+    """The memory of one replica of `ranks` tensor-parallel ranks. A geometry declared in `spec` stands above the
+    inspected one.
 
-    Raises SizingError when a tier is smaller than one page pair, or when the inspection lacks the draft.
+    Raises SizingError when a tier is smaller than one page pair, when the inspection lacks the draft, or when the KV
+    heads of a model do not divide over the ranks.
     """
     target = _facts(inspection.target, spec.model.kv_geometry)
     draft = _draft_facts(spec, inspection)
-    cache, width = spec.kv_cache, DTYPE_BYTES[kv_dtype(spec)]
-    target_token = target.geometry.bytes_per_token(width)
-    draft_token = draft.geometry.bytes_per_token(width) if draft else 0
-    pair = cache.page_size * (target_token + draft_token)
-    device_pages = _device_pages(spec, pair)
-    host_pages = _host_pages(spec, pair, device_pages)
-    weights = WEIGHT_BYTES_CPU * (target.parameters + (draft.parameters if draft else 0))
+    page_size, dtype = spec.kv_cache.page_size, kv_dtype(spec)
+    target_token = _host_bytes(target, dtype, ranks, "spec.model")
+    draft_token = _host_bytes(draft, dtype, ranks, "spec.speculative.draftModel") if draft else 0
+    models = [target, draft] if draft else [target]
+    device_pair = page_size * sum(ranks * m.geometry.for_rank(ranks).bytes_per_token(dtype) for m in models)
+    device_pages = _device_pages(spec, device_pair)
+    host_pages = _host_pages(spec, page_size * (target_token + draft_token), device_pages)
+    weights = WEIGHT_BYTES_CPU * sum(m.parameters for m in models)
     return MemoryPlan(
-        page_size=cache.page_size,
+        target=target.geometry,
+        draft=draft.geometry if draft else None,
+        page_size=page_size,
         target_bytes_per_token=target_token,
         draft_bytes_per_token=draft_token,
         host_pages=host_pages,
         device_pages=device_pages,
-        host_target=host_pages * cache.page_size * target_token,
-        host_draft=host_pages * cache.page_size * draft_token,
-        staging=STAGING_PAGES * pair if cache.storage else 0,
+        host_target=host_pages * page_size * target_token,
+        host_draft=host_pages * page_size * draft_token,
         shared_memory=0,
         overhead=DEFAULT_OVERHEAD[spec.device] if spec.memory.overhead is None else spec.memory.overhead,
-        device=weights + (device_pages or 0) * pair if spec.device == "cpu" else 0,
+        device=weights + (device_pages or 0) * device_pair if spec.device == "cpu" else 0,
     )
 
 
@@ -181,6 +180,13 @@ def _draft_facts(spec: Spec, inspection: Inspection) -> ModelFacts | None:
     if inspection.draft is None:
         raise SizingError("spec.speculative.draftModel", "the inspection did not read the draft; inspect again")
     return _facts(inspection.draft, spec.draft.kv_geometry)
+
+
+def _host_bytes(facts: ModelFacts, dtype: KVDtype, ranks: int, field: str) -> int:
+    try:
+        return facts.geometry.pod_bytes_per_token(dtype, ranks)
+    except ValueError as error:
+        raise SizingError(field, f"{error}; choose a number of ranks that divides the heads") from error
 
 
 def _device_pages(spec: Spec, pair: int) -> int | None:

@@ -14,23 +14,56 @@ from speccache_api.uris import BUILTIN_SCHEME, builtin_name
 DEFAULT_STEPS = 7
 
 
+def _together(field: str, other: str) -> Rule:
+    """The two fields of one form: `field` is missing where only `other` is given."""
+    return Rule(
+        cel=f"!has(self.{other}) || has(self.{field})",
+        message=f"{other} needs {field}; give both",
+        check=lambda geometry: not geometry.given(other) or geometry.given(field),
+        at=f".{field}",
+    )
+
+
 class DeclaredGeometry(SpecModel):
     """The KV shape of a model, for sizing without reading its files. The pod checks it against the real model and
-    refuses to start when it is wrong.
+    refuses to start when it is wrong. Two forms: kvHeads and headDim where K and V are kept, or kvLoraRank and
+    qkRopeHeadDim with multi-head latent attention (MLA).
     """
 
     layers: Annotated[int, Field(ge=1, le=1024)]
     """Number of layers that keep KV. `num_hidden_layers` in config.json; 1 for most EAGLE-3 heads."""
-    kv_heads: Annotated[int, Field(ge=1, le=1024)]
+    kv_heads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Number of KV heads of a layer. `num_key_value_heads` in config.json."""
-    head_dim: Annotated[int, Field(ge=1, le=4096)]
+    head_dim: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Numbers of one head. `head_dim` in config.json, or hidden_size / num_attention_heads."""
+    kv_lora_rank: Annotated[int, Field(ge=1, le=65536)] | None = None
+    """MLA: numbers of the latent that is kept instead of K and V. `kv_lora_rank` in config.json."""
+    qk_rope_head_dim: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """MLA: numbers of the rotated key that all heads share. `qk_rope_head_dim` in config.json."""
     parameters: Annotated[int, Field(ge=1, le=10**13)] | None = None
     """Number of weights. Needed only without a GPU, where weights live in the pod's memory (4 bytes each)."""
 
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        _together("kvHeads", "headDim"),
+        _together("headDim", "kvHeads"),
+        _together("kvLoraRank", "qkRopeHeadDim"),
+        _together("qkRopeHeadDim", "kvLoraRank"),
+        Rule(
+            cel="(has(self.kvHeads) || has(self.headDim)) != (has(self.kvLoraRank) || has(self.qkRopeHeadDim))",
+            message="give exactly one form: kvHeads and headDim, or kvLoraRank and qkRopeHeadDim for MLA",
+            check=lambda g: (
+                (g.given("kvHeads") or g.given("headDim")) != (g.given("kvLoraRank") or g.given("qkRopeHeadDim"))
+            ),
+        ),
+    )
+
     def to_geometry(self) -> KVGeometry:
-        """The same as a plain value."""
-        return KVGeometry(layers=self.layers, kv_heads=self.kv_heads, head_dim=self.head_dim)
+        """The same as the description that sizes follow from."""
+        if self.kv_heads is not None and self.head_dim is not None:
+            return KVGeometry.heads(self.layers, self.kv_heads, self.head_dim)
+        assert self.kv_lora_rank is not None, "RULES let exactly one whole form through"
+        assert self.qk_rope_head_dim is not None
+        return KVGeometry.latent(self.layers, self.kv_lora_rank, self.qk_rope_head_dim)
 
 
 _SHAPE_IS_KNOWN = Rule(
@@ -78,7 +111,15 @@ class DraftModel(SpecModel):
     `builtin://`).
     """
 
-    RULES: ClassVar[tuple[Rule, ...]] = (_SHAPE_IS_KNOWN,)
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        _SHAPE_IS_KNOWN,
+        Rule(
+            cel="!has(self.kvGeometry) || !has(self.kvGeometry.kvLoraRank)",
+            message="an EAGLE-3 head keeps K and V, also for a target with MLA; give kvHeads and headDim",
+            check=lambda draft: draft.kv_geometry is None or draft.kv_geometry.kv_lora_rank is None,
+            at=".kvGeometry",
+        ),
+    )
 
 
 class Speculative(SpecModel):

@@ -59,8 +59,6 @@ class MemoryStatus(StatusModel):
     """Target halves of the host tier."""
     host_draft: QuantityText | None = None
     """Draft halves of the host tier: what a draft model adds, exactly."""
-    staging: QuantityText | None = None
-    """Buffers between host and storage tier; 0 without storage."""
     shared_memory: QuantityText | None = None
     """Use of /dev/shm."""
     overhead: QuantityText | None = None

@@ -14,9 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from speccache_api import names
-from speccache_api.geometry import Inspection
+from speccache_api.geometry import Inspection, KVDtype, KVGeometry
 from speccache_api.resource import SpecCacheDeployment
-from speccache_api.sizing import KVDtype, MemoryPlan, kv_dtype
+from speccache_api.sizing import MemoryPlan, kv_dtype
 from speccache_api.spec import Device, Spec
 from speccache_api.uris import claim_and_folder
 
@@ -76,10 +76,10 @@ class WireDrain(WireModel):
 
 
 class WireGeometry(WireModel):
-    """What the memory was sized for; a model that needs other sizes must not start. Without a draft its part is 0."""
+    """What the memory was sized for; a model that keeps something else must not start. `draft` is None without one."""
 
-    target_bytes_per_page: Positive
-    draft_bytes_per_page: Count
+    target: KVGeometry
+    draft: KVGeometry | None
 
 
 class WireDocument(WireModel):
@@ -133,9 +133,7 @@ def build_wire(resource: SpecCacheDeployment, inspection: Inspection, plan: Memo
             request_timeout_seconds=spec.drain.request_timeout_seconds,
             flush_timeout_seconds=spec.drain.flush_timeout_seconds,
         ),
-        geometry=WireGeometry(
-            target_bytes_per_page=plan.target_bytes_per_page, draft_bytes_per_page=plan.draft_bytes_per_page
-        ),
+        geometry=WireGeometry(target=plan.target, draft=plan.draft),
         port=names.HTTP_PORT,
     )
 

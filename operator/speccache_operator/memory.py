@@ -72,7 +72,6 @@ def terms(memory: MemoryPlan) -> str:
     parts = {
         "host target": memory.host_target,
         "host draft": memory.host_draft,
-        "staging": memory.staging,
         "shared memory": memory.shared_memory,
         "weights and device pages": memory.device,
         "overhead": memory.overhead,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from speccache_api.geometry import KVDtype, KVGeometry
 from speccache_api.names import HTTP_PORT
 from speccache_api.uris import BUILTIN_SCHEME, builtin_name
 from speccache_api.wire import BadWireDocument, WireDocument, WireSource
@@ -50,7 +51,7 @@ class EngineConfig:
     served_name: str
     """What clients write as `model`."""
     device: Literal["cpu", "cuda"]
-    kv_dtype: Literal["float32", "bfloat16"]
+    kv_dtype: KVDtype
     """Of KV and of the computation: float32 on the CPU, bfloat16 on a GPU."""
     target_uri: str
     """As the user wrote it; for messages."""
@@ -71,10 +72,10 @@ class EngineConfig:
     host_pages: int
     """Pages of the host tier; the target's half and the draft's half of each."""
     storage: StorageConfig | None
-    target_bytes_per_page: int
-    """What the memory limit was computed from. A model that needs more stops the start."""
-    draft_bytes_per_page: int
-    """Same, for the draft; 0 without one."""
+    target_geometry: KVGeometry
+    """What the memory limit was computed from. A model that keeps something else stops the start."""
+    draft_geometry: KVGeometry | None
+    """Same, for the draft; None without one."""
     request_timeout: float
     """Seconds that running requests get when the server drains."""
     flush_timeout: float
@@ -129,8 +130,8 @@ def from_wire(wire: WireDocument) -> EngineConfig:
         device_memory_fraction=_fraction(cache.device_memory_fraction),
         host_pages=cache.host_pages,
         storage=None if storage is None else StorageConfig(Path(storage.path), storage.missing_draft),
-        target_bytes_per_page=wire.geometry.target_bytes_per_page,
-        draft_bytes_per_page=wire.geometry.draft_bytes_per_page,
+        target_geometry=wire.geometry.target,
+        draft_geometry=wire.geometry.draft,
         request_timeout=float(wire.drain.request_timeout_seconds),
         flush_timeout=float(wire.drain.flush_timeout_seconds),
         port=wire.port,
@@ -177,8 +178,8 @@ def _check_parts(wire: WireDocument) -> None:
         raise ConfigError("speculative.numSteps: must be at least 1 when there is a draft")
     if speculative.num_draft_tokens != speculative.num_steps + 1:
         raise ConfigError("speculative.numDraftTokens: must be numSteps + 1")
-    if drafting != (wire.geometry.draft_bytes_per_page > 0):
-        raise ConfigError("geometry.draftBytesPerPage: must be above 0 exactly when there is a draft")
+    if drafting != (wire.geometry.draft is not None):
+        raise ConfigError("geometry.draft: needed exactly when there is a draft")
     if (cache.device_pages is None) == (cache.device_memory_fraction is None):
         raise ConfigError("kvCache: exactly one of devicePages and deviceMemoryFraction must be set")
     if cache.device_memory_fraction is not None and wire.device == "cpu":

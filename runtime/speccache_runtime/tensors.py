@@ -1,4 +1,4 @@
-"""Small index tensors, sent to the device without waiting for it."""
+"""Number formats by name, and small index tensors sent to the device without waiting for it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from speccache_api.geometry import KVDtype
+
+TORCH_DTYPES: dict[KVDtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def send(values: Sequence[int] | Sequence[Sequence[int]] | Tensor, device: torch.device) -> Tensor:

@@ -12,7 +12,6 @@ from speccache_api.quantity import MIB, parse_bytes
 from speccache_api.resource import SpecCacheDeployment
 from speccache_api.sizing import (
     DEFAULT_OVERHEAD,
-    STAGING_PAGES,
     MemoryPlan,
     SizingError,
     known_inspection,
@@ -22,13 +21,15 @@ from speccache_api.sizing import (
 )
 from speccache_api.spec import Spec
 
-_LLAMA = ModelFacts(KVGeometry(32, 8, 128), 8_030_261_248, 4096, 128256, 131072, "a" * 64, "llama")
-_EAGLE = ModelFacts(KVGeometry(1, 8, 128), 424_000_000, 4096, 128256, 131072, "b" * 64, "eagle3")
+_LLAMA = ModelFacts(KVGeometry.heads(32, 8, 128), 8_030_261_248, 4096, 128256, 131072, "a" * 64, "llama")
+_EAGLE = ModelFacts(KVGeometry.heads(1, 8, 128), 424_000_000, 4096, 128256, 131072, "b" * 64, "eagle3")
 _GPU = {"limits": {"nvidia.com/gpu": "1"}}
 
 counts = st.integers(min_value=1, max_value=10**9)
 page_sizes = st.sampled_from([16, 32, 64, 128, 256])
-geometries = st.builds(KVGeometry, st.integers(1, 128), st.integers(1, 64), st.integers(1, 512))
+shapes = st.tuples(st.integers(1, 128), st.integers(1, 64), st.integers(1, 512))
+latents = st.builds(KVGeometry.latent, st.integers(1, 128), st.integers(1, 1024), st.integers(1, 128))
+geometries = shapes.map(lambda shape: KVGeometry.heads(*shape)) | latents
 facts = st.builds(ModelFacts, geometries, st.integers(0, 10**12), identity=st.just("c" * 64))
 inspections = st.builds(Inspection, facts, facts)
 
@@ -66,9 +67,8 @@ def test_llama_8b_on_a_gpu_by_hand() -> None:
     assert plan.host_pages == 15625
     assert plan.host_target == 1_000_000 * 128 * 1024
     assert plan.host_draft == 1_000_000 * 4 * 1024
-    assert plan.staging == 64 * 64 * 132 * 1024
     assert (plan.shared_memory, plan.overhead, plan.device) == (0, 6 * 2**30, 0)
-    assert plan.limit == 135_579 * MIB
+    assert plan.limit == 135_051 * MIB
 
 
 def test_the_builtin_pair_on_the_cpu_by_hand() -> None:
@@ -84,18 +84,17 @@ def test_the_builtin_pair_on_the_cpu_by_hand() -> None:
 def test_the_terms(pair: Inspection, tokens: int, page: int, speculative: bool, storage: bool, gpu: bool) -> None:
     spec = _spec(host={"tokens": tokens}, page_size=page, speculative=speculative, storage=storage, gpu=gpu)
     plan = size_memory(spec, pair)
-    width = 2 if gpu else 4
+    dtype = "bfloat16" if gpu else "float32"
     assert pair.draft is not None
-    assert plan.target_bytes_per_token == pair.target.geometry.bytes_per_token(width)
-    assert plan.draft_bytes_per_token == (pair.draft.geometry.bytes_per_token(width) if speculative else 0)
+    assert plan.target_bytes_per_token == pair.target.geometry.bytes_per_token(dtype)
+    assert plan.draft_bytes_per_token == (pair.draft.geometry.bytes_per_token(dtype) if speculative else 0)
     assert plan.host_target == plan.host_pages * plan.target_bytes_per_page
     assert plan.host_draft == plan.host_pages * plan.draft_bytes_per_page
     pair_bytes = plan.target_bytes_per_page + plan.draft_bytes_per_page
-    assert plan.staging == (STAGING_PAGES * pair_bytes if storage else 0)
     weights = pair.target.parameters + (pair.draft.parameters if speculative else 0)
     assert plan.device_pages == 4096 // page
     assert plan.device == (0 if gpu else 4 * weights + plan.device_pages * pair_bytes)
-    total = plan.host_target + plan.host_draft + plan.staging + plan.shared_memory + plan.overhead + plan.device
+    total = plan.host_target + plan.host_draft + plan.shared_memory + plan.overhead + plan.device
     assert plan.limit % MIB == 0
     assert total <= plan.limit < total + MIB
 
@@ -150,13 +149,15 @@ def test_more_tokens_never_take_less(pair: Inspection, one: int, other: int, pag
         assert small.limit <= large.limit
 
 
-@given(inspections, geometries, st.booleans())
-def test_a_larger_model_never_takes_less(pair: Inspection, geometry: KVGeometry, gpu: bool) -> None:
+@given(inspections, st.integers(1, 128), st.integers(1, 64), st.booleans())
+def test_a_larger_model_never_takes_less(pair: Inspection, layers: int, wider: int, gpu: bool) -> None:
     assert pair.draft is not None
     for part in ("target", "draft"):
         old = getattr(pair, part)
+        first, *rest = old.geometry.buffers
         grown = KVGeometry(
-            *(max(getattr(old.geometry, n), getattr(geometry, n)) for n in ("layers", "kv_heads", "head_dim"))
+            max(old.geometry.layers, layers),
+            (replace(first, shape=(*first.shape[:-1], first.shape[-1] + wider)), *rest),
         )
         larger = replace(pair, **{part: replace(old, geometry=grown, parameters=old.parameters + 1)})
         assert size_memory(_spec(gpu=gpu), pair).limit <= size_memory(_spec(gpu=gpu), larger).limit
@@ -215,6 +216,44 @@ def test_a_declared_geometry_stands_above_the_inspected_one() -> None:
     assert plan.device == 4 * (10 + _EAGLE.parameters) + 64 * (plan.target_bytes_per_page + plan.draft_bytes_per_page)
 
 
+def test_a_declared_latent() -> None:
+    """DeepSeek-V2-Lite's, with a head that keeps K and V."""
+    shape = {"layers": 27, "kvLoraRank": 512, "qkRopeHeadDim": 64}
+    spec = _spec(model={"uri": "pvc://models/deepseek", "kvGeometry": shape}, host={"tokens": 64_000})
+    plan = size_memory(spec, Inspection(_LLAMA, _EAGLE))
+    assert plan.target == KVGeometry.latent(27, 512, 64)
+    assert plan.target_bytes_per_token == 27 * (512 + 64) * 2
+    assert plan.host_target == 64_000 * 27 * 576 * 2
+    assert plan.host_draft == 64_000 * 4 * 1024
+
+
+_DEEPSEEK = ModelFacts(KVGeometry.latent(61, 512, 64), 671 * 10**9, 7168, 129280, 163840, "c" * 64, "deepseek_v3")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8, 16])
+def test_ranks_share_the_host_tier(ranks: int) -> None:
+    """Each rank keeps its heads; beyond 8 ranks the heads are repeated. Latents are kept once for all."""
+    spec = _spec(host={"tokens": 64_000})
+    plan = size_memory(spec, Inspection(_LLAMA, _EAGLE), ranks)
+    assert plan.host_target == 64_000 * 128 * 1024 * max(1, ranks // 8)
+    assert plan.host_draft == 64_000 * 4 * 1024 * max(1, ranks // 8)
+    latent = size_memory(spec, Inspection(_DEEPSEEK, _EAGLE), ranks)
+    assert latent.host_target == 64_000 * 61 * 576 * 2
+    assert latent.host_draft == plan.host_draft
+
+
+def test_ranks_each_have_a_device_tier() -> None:
+    """Without a GPU it is in the pod's memory, and there latents are on every rank."""
+    spec = _spec(gpu=False, device={"tokens": 64_000})
+    two = size_memory(spec, Inspection(replace(_DEEPSEEK, parameters=0), replace(_EAGLE, parameters=0)), ranks=2)
+    assert two.device == 64_000 * (2 * 61 * 576 * 4 + 8 * 1024)
+
+
+def test_heads_that_do_not_divide_over_the_ranks() -> None:
+    with pytest.raises(SizingError, match=r"spec\.model: 8 KV heads cannot be shared evenly by 3 ranks"):
+        size_memory(_spec(), Inspection(_LLAMA, _EAGLE), ranks=3)
+
+
 def test_what_is_known_without_reading_files() -> None:
     geometry = {"layers": 32, "kvHeads": 8, "headDim": 128}
     target = {"uri": "pvc://models/llama", "kvGeometry": geometry}
@@ -239,7 +278,7 @@ def test_what_is_known_without_reading_files() -> None:
 def test_status_says_the_same_in_quantities(pair: Inspection, tokens: int) -> None:
     plan: MemoryPlan = size_memory(_spec(host={"tokens": tokens}, storage=True), pair)
     status = plan.to_status()
-    terms = ("hostTarget", "hostDraft", "staging", "sharedMemory", "overhead", "device")
+    terms = ("hostTarget", "hostDraft", "sharedMemory", "overhead", "device")
     total = sum(parse_bytes(status[term]) for term in terms)
     assert parse_bytes(status["limit"]) == plan.limit
     assert total <= plan.limit < total + MIB

@@ -36,6 +36,11 @@ def _wire(name: str = "tiny", **spec: Any) -> WireDocument:
     return build_wire(resource, inspection, size_memory(resource.spec, inspection))
 
 
+def _heads(layers: int) -> dict[str, Any]:
+    buffers = [{"name": name, "shape": [2, 64], "replicated": False, "dtype": None} for name in ("k", "v")]
+    return {"layers": layers, "buffers": buffers}
+
+
 def test_the_whole_document() -> None:
     assert json.loads(_wire().to_json()) == {
         "version": 1,
@@ -59,7 +64,7 @@ def test_the_whole_document() -> None:
             "storage": {"path": "/var/lib/speccache/storage", "missingDraft": "Recompute"},
         },
         "drain": {"requestTimeoutSeconds": 30, "flushTimeoutSeconds": 60},
-        "geometry": {"targetBytesPerPage": 6144 * 16, "draftBytesPerPage": 1024 * 16},
+        "geometry": {"target": _heads(layers=6), "draft": _heads(layers=1)},
         "port": 8000,
     }
 
@@ -86,7 +91,7 @@ def test_no_speculation(speculative: dict[str, Any] | None) -> None:
     wire = _wire(**({"speculative": {"algorithm": "None"}} | more))
     assert wire.speculative.draft is None
     assert (wire.speculative.algorithm, wire.speculative.num_steps, wire.speculative.num_draft_tokens) == ("None", 0, 1)
-    assert wire.geometry.draft_bytes_per_page == 0
+    assert wire.geometry.draft is None
 
 
 def test_json_is_canonical_and_the_digest_is_of_it() -> None:
@@ -133,6 +138,14 @@ def test_what_it_must_know_changes_the_digest(spec: dict[str, Any]) -> None:
         ("kvCache.dtype", "fp8", "kvCache.dtype"),
         ("speculative.algorithm", None, "speculative.algorithm"),
         ("target.path", 5, "target.path"),
+        ("geometry.target", None, "geometry.target"),
+        ("geometry.target.layers", 0, "geometry.target"),
+        ("geometry.target.layers", "6", "geometry.target.layers"),
+        ("geometry.target.kind", "mha", "geometry.target.kind"),
+        ("geometry.target.buffers", [], "geometry.target"),
+        ("geometry.draft.buffers.0.shape", [2, -64], "geometry.draft.buffers.0"),
+        ("geometry.draft.buffers.0.dtype", "fp8", "geometry.draft.buffers.0.dtype"),
+        ("geometry.draft.buffers.0.name", "../k", "geometry.draft.buffers.0"),
     ],
 )
 def test_a_wrong_document_names_the_field(path: str, value: object, said: str) -> None:
@@ -140,7 +153,7 @@ def test_a_wrong_document_names_the_field(path: str, value: object, said: str) -
     *parents, last = path.split(".")
     target = document
     for parent in parents:
-        target = target[parent]
+        target = target[int(parent) if parent.isdigit() else parent]
     target[last] = value
     with pytest.raises(BadWireDocument, match=rf"not a wire document of version 1: {said}: "):
         WireDocument.from_json(json.dumps(document))

@@ -25,7 +25,10 @@ _SIZES: list[Any] = ["1Gi", "0", 0, 1, "0.5Gi", "1.5k", "40m", "1Pi", "1025Ti", 
 _SIZES += [2**50, 2**50 + 1, "-1Gi", 1.5, "1 Gi", "", "1e3"]
 _SHARES: list[Any] = ["0.85", "0.1", "0.95", "0.9501", "0.0999", "0.0", "1.0", "0.12345", 0.5]
 _RATIOS: list[Any] = ["2", "1.5", "0", "0.000", "0.001", "1000", ".5", "1.", 2]
-_GEOMETRIES = [{"layers": 1, "kvHeads": 2, "headDim": 64}, {"layers": 1, "kvHeads": 2, "headDim": 64, "parameters": 10}]
+_HEADS = {"kvHeads": 2, "headDim": 64}
+_LATENT = {"kvLoraRank": 512, "qkRopeHeadDim": 64}
+_FORMS: list[dict[str, int]] = [_HEADS, _LATENT, {"kvHeads": 2}, {"qkRopeHeadDim": 64}, _HEADS | _LATENT, {}]
+_GEOMETRIES = [{"layers": 1} | form | more for form in _FORMS for more in ({}, {"parameters": 10})]
 _URIS = [
     "builtin://tiny",
     "pvc://models/a",

@@ -14,7 +14,8 @@ from speccache_api.wire import WireDocument, build_wire
 
 _FILES = sorted((Path(__file__).parents[2] / "samples").glob("*.yaml"))
 _LLAMA = Inspection(
-    target=ModelFacts(KVGeometry(32, 8, 128), 8_030_261_248), draft=ModelFacts(KVGeometry(1, 8, 128), 424_000_000)
+    target=ModelFacts(KVGeometry.heads(32, 8, 128), 8_030_261_248),
+    draft=ModelFacts(KVGeometry.heads(1, 8, 128), 424_000_000),
 )
 
 
@@ -49,7 +50,7 @@ def test_its_wire_document_survives_the_way_to_the_pod(path: Path) -> None:
     assert arrived == wire
     assert arrived.digest() == wire.digest()
     assert arrived.kv_cache.host_pages == plan.host_pages
-    assert arrived.geometry.target_bytes_per_page == plan.target_bytes_per_page
+    assert (arrived.geometry.target, arrived.geometry.draft) == (plan.target, plan.draft)
 
 
 def test_the_tiny_sample_fits_a_small_machine() -> None:

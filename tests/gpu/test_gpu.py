@@ -10,6 +10,7 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
+from speccache_api.geometry import KVGeometry
 from speccache_runtime.bench.gpu import GpuBench
 from speccache_runtime.bench.random_pair import PairShape, write_pair
 from speccache_runtime.cache.layout import HostRecord
@@ -31,9 +32,10 @@ def _needs_gpu() -> None:
 
 
 def test_pages_come_back_byte_for_byte_in_both_pools_whatever_their_order() -> None:
-    target = KVPool(PoolShape(4, 2, 64, 16, torch.bfloat16), 64, DEVICE)
-    draft = KVPool(PoolShape(1, 2, 64, 16, torch.bfloat16), 64, DEVICE)
-    for tensor in [*target.k, *target.v, *draft.k, *draft.v]:
+    target = KVPool(PoolShape(KVGeometry.heads(4, 2, 64), 16, "bfloat16"), 64, DEVICE)
+    draft = KVPool(PoolShape(KVGeometry.heads(1, 2, 64), 16, "bfloat16"), 64, DEVICE)
+    tensors = [tensor for pool, layers in ((target, 4), (draft, 1)) for n in range(layers) for tensor in pool.layer(n)]
+    for tensor in tensors:
         tensor.normal_()
     before = [view.clone() for view in [*target.page_bytes(), *draft.page_bytes()]]
     arena = HostArena(HostRecord(target.layout, draft.layout), 64, pinned=True)
@@ -45,7 +47,7 @@ def test_pages_come_back_byte_for_byte_in_both_pools_whatever_their_order() -> N
     ]
     transfer.backup(away)
     torch.cuda.synchronize()
-    for tensor in [*target.k, *target.v, *draft.k, *draft.v]:
+    for tensor in tensors:
         tensor.zero_()
     back = [
         Move(device, move.host, draft=True) for device, move in zip(numbers.sample(range(64), 40), away, strict=True)

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from prometheus_client import CollectorRegistry
 
+from speccache_api.geometry import KVGeometry
 from speccache_runtime.bench.random_pair import PairShape, write_pair
 from speccache_runtime.config import EngineConfig
 from speccache_runtime.core import Output, Request, SamplingParams
@@ -67,7 +68,6 @@ class GpuBench:
         """The engine that is measured: "EAGLE3" or "None"."""
         shape = self.shape
         pages = 3 * -(-self.prompt_tokens // PAGE_SIZE)
-        page = PAGE_SIZE * shape.kv_heads * shape.head_dim * 2 * (2 if self.device == "cuda" else 4)
         speculates = algorithm != "None"
         return EngineConfig(
             name="bench",
@@ -86,8 +86,8 @@ class GpuBench:
             device_memory_fraction=None,
             host_pages=pages,
             storage=None,
-            target_bytes_per_page=shape.layers * page,
-            draft_bytes_per_page=page if speculates else 0,
+            target_geometry=KVGeometry.heads(shape.layers, shape.kv_heads, shape.head_dim),
+            draft_geometry=KVGeometry.heads(1, shape.kv_heads, shape.head_dim) if speculates else None,
             request_timeout=0,
             flush_timeout=0,
             prefill_budget=4096,

@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from speccache_api.geometry import KVDtype, KVGeometry
+
 
 @dataclass(frozen=True, slots=True)
 class BufferSpec:
-    """One device buffer: `name` ("k", "v"), the `layer` that reads it, and the bytes one page takes in it."""
+    """One device buffer: its `name` in the geometry, the `layer` that reads it, and the bytes one page takes in it."""
 
     name: str
     layer: int
@@ -24,6 +26,17 @@ class Layout:
     """The buffers of one pool in the order in which a host record holds them."""
 
     buffers: tuple[BufferSpec, ...]
+
+    @classmethod
+    def of(cls, geometry: KVGeometry, page_size: int, dtype: KVDtype) -> Layout:
+        """Layer by layer the buffers of `geometry` in their order; pages of `page_size` tokens, KV in `dtype`."""
+        return cls(
+            tuple(
+                BufferSpec(buffer.name, layer, page_size * buffer.bytes_per_token(dtype))
+                for layer in range(geometry.layers)
+                for buffer in geometry.buffers
+            )
+        )
 
     @cached_property
     def page_bytes(self) -> int:
@@ -43,12 +56,6 @@ class Layout:
     def num_layers(self) -> int:
         """Number of layers, counted from 0 without gaps."""
         return 1 + max(b.layer for b in self.buffers)
-
-
-def attention_layout(*, layers: int, kv_heads: int, head_dim: int, page_size: int, element_bytes: int) -> Layout:
-    """Layout of multi-head attention: per layer first K, then V, each `[page_size, kv_heads, head_dim]`."""
-    size = page_size * kv_heads * head_dim * element_bytes
-    return Layout(tuple(BufferSpec(name, layer, size) for layer in range(layers) for name in ("k", "v")))
 
 
 @dataclass(frozen=True, slots=True)

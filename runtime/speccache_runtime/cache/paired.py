@@ -87,7 +87,7 @@ class PairedCache:
         """
         self._opened = True
         record = HostRecord(self._target.layout, self._draft.layout if self._draft else None)
-        self._arena = HostArena(record, self._host_pages, pinned=self._target.k[0].is_cuda)
+        self._arena = HostArena(record, self._host_pages, pinned=self._target.device.type == "cuda")
         self._ranks = ranks or self._ranks
         transfer = self._ranks.transfer(make_transfer(self._arena, self._target, self._draft))
         self.loads = Loads(transfer)

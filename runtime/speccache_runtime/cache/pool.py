@@ -6,56 +6,63 @@ Both are allocated once at startup and never grow, so the pod's memory is what w
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from speccache_runtime.cache.layout import HostRecord, Layout, attention_layout
+from speccache_api.geometry import KVDtype, KVGeometry
+from speccache_runtime.cache.layout import HostRecord, Layout
 from speccache_runtime.errors import ConfigError
+from speccache_runtime.tensors import TORCH_DTYPES
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PoolShape:
-    """Geometry of one model's KV. `dtype` is the pool's element type."""
+    """What each page of a pool is: `page_size` tokens of `geometry`, with KV in `dtype`."""
 
-    layers: int
-    kv_heads: int
-    head_dim: int
+    geometry: KVGeometry
     page_size: int
-    dtype: torch.dtype
+    dtype: KVDtype
 
-    @property
+    @cached_property
     def layout(self) -> Layout:
-        return attention_layout(
-            layers=self.layers,
-            kv_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            page_size=self.page_size,
-            element_bytes=self.dtype.itemsize,
-        )
+        """The same in bytes."""
+        return Layout.of(self.geometry, self.page_size, self.dtype)
 
 
 class KVPool:
     """KV pages of one model on its device.
 
-    `k[layer]` and `v[layer]` are `[num_pages, page_size, kv_heads, head_dim]`, contiguous, owned by the pool. Slot s of
-    page p is row `p * page_size + s` of the flattened first two dimensions.
+    Each layer has the buffers that the geometry names, each `[num_pages, page_size, *shape]`, contiguous, owned by the
+    pool. Slot s of page p is row `p * page_size + s` of the flattened first two dimensions.
     """
 
     def __init__(self, shape: PoolShape, num_pages: int, device: torch.device) -> None:
         self.shape = shape
+        self.page_size = shape.page_size
         self.num_pages = num_pages
         self.layout = shape.layout
-        size = (num_pages, shape.page_size, shape.kv_heads, shape.head_dim)
-        self.k = [torch.zeros(size, dtype=shape.dtype, device=device) for _ in range(shape.layers)]
-        self.v = [torch.zeros(size, dtype=shape.dtype, device=device) for _ in range(shape.layers)]
+        self.device = device
+        self._layers = [
+            tuple(
+                torch.zeros(
+                    (num_pages, shape.page_size, *buffer.shape),
+                    dtype=TORCH_DTYPES[buffer.dtype or shape.dtype],
+                    device=device,
+                )
+                for buffer in shape.geometry.buffers
+            )
+            for _ in range(shape.geometry.layers)
+        ]
+
+    def layer(self, number: int) -> tuple[Tensor, ...]:
+        """The buffers of layer `number`, in the order of the geometry."""
+        return self._layers[number]
 
     def page_bytes(self) -> list[Tensor]:
         """One view per layout buffer, in layout order: uint8 `[num_pages, bytes per page]`."""
-        return [
-            (self.k if b.name == "k" else self.v)[b.layer].view(self.num_pages, -1).view(torch.uint8)
-            for b in self.layout.buffers
-        ]
+        return [buffer.view(self.num_pages, -1).view(torch.uint8) for buffers in self._layers for buffer in buffers]
 
 
 class HostArena:

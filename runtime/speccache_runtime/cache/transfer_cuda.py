@@ -77,7 +77,7 @@ class CudaTransfer:
     """Backups and loads each have a stream, so that a load never waits for a backup."""
 
     def __init__(self, arena: HostArena, target: KVPool, draft: KVPool | None) -> None:
-        self._device = target.k[0].device
+        self._device = target.device
         self._rows = arena.rows.view(torch.int64)
         self._target = [(v.view(torch.int64), a // _WORD, b // _WORD) for v, a, b in columns(target, 0)]
         draft_columns = columns(draft, arena.record.draft_offset) if draft else []

@@ -9,7 +9,7 @@ from speccache_runtime.cache.transfer_cpu import CpuTransfer
 
 def make_transfer(arena: HostArena, target: KVPool, draft: KVPool | None) -> Transfer:
     """The transfer between these pools and this arena, which it uses as long as it lives."""
-    if target.k[0].is_cuda:
+    if target.device.type == "cuda":
         from speccache_runtime.cache.transfer_cuda import CudaTransfer
 
         return CudaTransfer(arena, target, draft)

@@ -5,7 +5,7 @@ What can be wrong with any of them stops the start here, in one clear line.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,8 +29,7 @@ from speccache_runtime.model.draft import Eagle3Head, eagle3_aux_layers, load_ea
 from speccache_runtime.model.inspect import target_facts
 from speccache_runtime.model.target import Target, load_target
 from speccache_runtime.speculative.proposer import Eagle3Proposer
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+from speccache_runtime.tensors import TORCH_DTYPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +55,18 @@ def build_engine(
     Raises ConfigError, ModelError or StorageError with one clear line.
     """
     device = _device(config)
-    dtype = _DTYPES[config.kv_dtype]
+    dtype = TORCH_DTYPES[config.kv_dtype]
     target, head = _load_models(config, device, dtype)
-    _check_size("target", target.facts, config.target_bytes_per_page, config, dtype)
-    if head is not None:
-        _check_size("draft", head.facts, config.draft_bytes_per_page, config, dtype)
-    store = _open_store(config, target.facts, head.facts if head else None, metrics)
-    shapes = [_shape(f.geometry, config.page_size, dtype) for f in [target.facts, *([head.facts] if head else [])]]
+    shape = _shape("target", target.facts, config.target_geometry, config)
+    draft_shape = None if head is None else _shape("draft", head.facts, config.draft_geometry, config)
+    shapes = [shape, draft_shape] if draft_shape else [shape]
+    store = _open_store(config, target.facts, head.facts if head else None, shapes, metrics)
     pages = _device_pages(config, device, sum(s.layout.page_bytes for s in shapes))
-    pool = KVPool(shapes[0], pages, device)
+    pool = KVPool(shape, pages, device)
     cache = PairedCache(pool, host_pages=config.host_pages, answer=_missing_draft(config), metrics=metrics)
     proposer, draft_pool = None, None
-    if head is not None:
-        draft_pool = KVPool(shapes[1], pages, device)
+    if head is not None and draft_shape is not None:
+        draft_pool = KVPool(draft_shape, pages, device)
         cache.register_draft(draft_pool, lookahead=Eagle3Proposer.lookahead)
         proposer = Eagle3Proposer(head, draft_pool)
     if device.type == "cuda":
@@ -116,18 +114,17 @@ def _load_models(config: EngineConfig, device: torch.device, dtype: torch.dtype)
     return target, load_eagle3(config.draft_path, target, device=device, dtype=dtype)
 
 
-def _shape(geometry: KVGeometry, page_size: int, dtype: torch.dtype) -> PoolShape:
-    return PoolShape(geometry.layers, geometry.kv_heads, geometry.head_dim, page_size, dtype)
-
-
-def _check_size(half: str, facts: ModelFacts, expected: int, config: EngineConfig, dtype: torch.dtype) -> None:
-    """The memory limit was computed from `expected`; a model with other pages would not fit it."""
-    actual = _shape(facts.geometry, config.page_size, dtype).layout.page_bytes
-    if actual != expected:
+def _shape(half: str, facts: ModelFacts, sized: KVGeometry | None, config: EngineConfig) -> PoolShape:
+    """The pool's shape. Raises ModelError if the model keeps something else than memory was `sized` for."""
+    actual = PoolShape(facts.geometry, config.page_size, config.kv_dtype)
+    if facts.geometry != sized:
+        expected = 0 if sized is None else PoolShape(sized, config.page_size, config.kv_dtype).layout.page_bytes
         raise ModelError(
-            f"the {half} model's pages take {actual} bytes but memory was sized for {expected}: "
-            "its files have changed since they were inspected, or kvGeometry in the resource is wrong"
+            f"the {half} model's pages take {actual.layout.page_bytes} bytes but memory was sized for {expected} "
+            f"({facts.geometry}, not {sized}): its files have changed since they were inspected, "
+            "or kvGeometry in the resource is wrong"
         )
+    return actual
 
 
 def _device_pages(config: EngineConfig, device: torch.device, pair_bytes: int) -> int:
@@ -150,7 +147,7 @@ def _missing_draft(config: EngineConfig) -> MissingDraft:
 
 
 def _open_store(
-    config: EngineConfig, target: ModelFacts, draft: ModelFacts | None, metrics: Metrics
+    config: EngineConfig, target: ModelFacts, draft: ModelFacts | None, shapes: Sequence[PoolShape], metrics: Metrics
 ) -> PairStore | None:
     if config.storage is None:
         return None
@@ -160,7 +157,7 @@ def _open_store(
         open_backend(BackendConfig("file", config.storage.path)),
         bytes.fromhex(namespace),
         bytes.fromhex(draft_namespace) if draft_namespace else None,
-        config.target_bytes_per_page,
-        config.draft_bytes_per_page,
+        shapes[0].layout.page_bytes,
+        shapes[1].layout.page_bytes if draft else 0,
         StorageMetrics(metrics),
     )

@@ -79,7 +79,7 @@ class Runner:
         """
         self._target = target
         self._pool = pool
-        self._device = pool.k[0].device
+        self._device = pool.device
         self._threads = CpuThreads(target.facts.parameters) if self._device.type == "cpu" else None
         self._proposer = proposer
         self._loads = loads

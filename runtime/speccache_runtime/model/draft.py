@@ -15,13 +15,14 @@ from torch import Tensor
 
 from speccache_api.geometry import ModelFacts
 from speccache_runtime.errors import ModelError
-from speccache_runtime.model.attention import AttentionBackend, AttentionBatch, KVPool, TorchAttention
+from speccache_runtime.model.attention import AttentionBackend, AttentionBatch, KVPool
 from speccache_runtime.model.draft_config import Eagle3Config, read_eagle3_config
 from speccache_runtime.model.draft_weights import HeadWeights, load_head_weights
 from speccache_runtime.model.inspect import check_pair, draft_facts
 from speccache_runtime.model.layer import LayerCall, attend, feed_forward
 from speccache_runtime.model.rope import Rope
 from speccache_runtime.model.target import Target
+from speccache_runtime.model.torch_attention import TorchAttention
 
 LOOKAHEAD = 1
 """Tokens after a slot that its draft KV depends on."""
@@ -35,7 +36,7 @@ class Eagle3Head:
     def __init__(self, config: Eagle3Config, weights: HeadWeights, rope: Rope, facts: ModelFacts) -> None:
         self.config = config
         self.facts = facts
-        self.backend: AttentionBackend = TorchAttention()
+        self.backend: AttentionBackend = TorchAttention(config.heads // config.kv_heads)
         self._w = weights
         self._rope = rope
 
@@ -63,9 +64,9 @@ class Eagle3Head:
         w = self._w
         embedded = w.input_layernorm(F.embedding(tokens, w.embed))
         normed = w.hidden_norm(hidden)
-        call = LayerCall(*self._rope(positions, hidden.dtype), batch, self.backend)
+        call = LayerCall(*self._rope(positions, hidden.dtype), self.backend, self.backend.prepare(batch, pool))
         batch.before_layer(0)
-        attended = attend(w.attention, torch.cat((embedded, normed), dim=-1), call, pool.k[0], pool.v[0])
+        attended = attend(w.attention, torch.cat((embedded, normed), dim=-1), call, pool.layer(0))
         x = (normed if self.config.norm_before_residual else hidden) + attended
         x = x + feed_forward(w.mlp, w.post_attention_layernorm(x))
         return w.norm(x) if self.config.norm_output else x

@@ -1,17 +1,18 @@
 """Makes transformers' attention modules use our paged pools.
 
 The modules call whatever is registered under their config's `attn_implementation`. Keyword arguments given to the model
-reach that function, which is how the pool, the batch and the backend of a forward get there.
+reach that function, which is how the pool and the backend of a forward get there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from speccache_runtime.model.attention import AttentionBackend, AttentionBatch, KVPool
+from speccache_runtime.model.attention import AttentionBackend, KVPool, Prepared
 
 NAME = "speccache"
 
@@ -25,8 +26,9 @@ def paged_attention(
     *,
     scaling: float,
     pool: KVPool,
-    batch: AttentionBatch,
+    before_layer: Callable[[int], None],
     backend: AttentionBackend,
+    prepared: Prepared,
     **_unused: Any,
 ) -> tuple[Tensor, None]:
     """Attention of one layer: `query` `[1, heads, T, D]`, `key` and `value` `[1, kv_heads, T, D]`, rotated.
@@ -34,16 +36,9 @@ def paged_attention(
     Returns `[1, T, heads, D]` and no weights. The mask is ours to make, so `attention_mask` is always None.
     """
     layer: int = module.layer_idx  # type: ignore[assignment]
-    batch.before_layer(layer)
-    out = backend(
-        pool.k[layer],
-        pool.v[layer],
-        query.squeeze(0).transpose(0, 1),
-        key.squeeze(0).transpose(0, 1),
-        value.squeeze(0).transpose(0, 1),
-        batch,
-        scaling,
-    )
+    before_layer(layer)
+    q, k, v = (part.squeeze(0).transpose(0, 1) for part in (query, key, value))
+    out = backend(pool.layer(layer), q, (k, v), prepared, scaling)
     return out.unsqueeze(0), None
 
 

@@ -66,11 +66,7 @@ def target_facts(directory: Path) -> ModelFacts:
     if config.get("tie_word_embeddings") is True:
         table.pop("lm_head.weight", None)  # The embedding serves as both; a stored copy is not loaded.
     return ModelFacts(
-        geometry=KVGeometry(
-            layers=positive(directory, config, "num_hidden_layers"),
-            kv_heads=kv_heads(directory, config),
-            head_dim=head_dim(directory, config),
-        ),
+        geometry=_geometry(directory, config),
         parameters=_parameters(table),
         hidden_size=positive(directory, config, "hidden_size"),
         vocab_size=positive(directory, config, "vocab_size"),
@@ -93,7 +89,7 @@ def draft_facts(directory: Path) -> ModelFacts:
     else:
         raise ModelError(f"{directory}: no weights found; expected {SAFETENSORS} or {TORCH_BIN}")
     return ModelFacts(
-        geometry=KVGeometry(layers=1, kv_heads=config.kv_heads, head_dim=config.head_dim),
+        geometry=_heads(directory, 1, config.kv_heads, config.head_dim),
         parameters=parameters,
         hidden_size=config.hidden_size,
         vocab_size=config.vocab_size,
@@ -122,6 +118,18 @@ def check_pair(target: ModelFacts, target_directory: Path, draft_directory: Path
             f"{config.draft_vocab_size} is larger than the target's vocabulary of {target.vocab_size}"
         )
     config.resolve_aux_layers(target.geometry.layers)
+
+
+def _geometry(directory: Path, config: dict[str, Any]) -> KVGeometry:
+    layers = positive(directory, config, "num_hidden_layers")
+    return _heads(directory, layers, kv_heads(directory, config), head_dim(directory, config))
+
+
+def _heads(directory: Path, layers: int, heads: int, width: int) -> KVGeometry:
+    try:
+        return KVGeometry.heads(layers, heads, width)
+    except ValueError as error:
+        raise ModelError(f"{directory}: config.json describes KV that cannot be kept: {error}") from error
 
 
 def _check_shape(directory: Path, config: dict[str, Any], table: dict[str, TensorInfo]) -> None:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from speccache_runtime.model.attention import AttentionBackend, AttentionBatch
+from speccache_runtime.model.attention import AttentionBackend, Prepared
 from speccache_runtime.model.rope import rotate
 
 
@@ -84,16 +84,16 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class LayerCall:
-    """What all layers of one packed pass share: rotated positions (see Rope), the batch, and who attends."""
+    """What all layers of one packed pass share: rotated positions (see Rope), who attends, and what it has prepared."""
 
     cos: Tensor
     sin: Tensor
-    batch: AttentionBatch
     backend: AttentionBackend
+    prepared: Prepared
 
 
-def attend(w: AttentionWeights, x: Tensor, call: LayerCall, pool_k: Tensor, pool_v: Tensor) -> Tensor:
-    """Self-attention of normed rows `x` `[T, in]` over a layer's pool, which gets their K/V. Returns `[T, H]`."""
+def attend(w: AttentionWeights, x: Tensor, call: LayerCall, buffers: tuple[Tensor, ...]) -> Tensor:
+    """Self-attention of normed rows `x` `[T, in]` over a layer's `buffers`, which get their K/V. Returns `[T, H]`."""
     rows, rotated = x.shape[0], w.heads + w.kv_heads
     qkv = F.linear(x, w.qkv, w.qkv_bias).view(rows, rotated + w.kv_heads, w.head_dim)
     if w.q_norm is None or w.k_norm is None:
@@ -102,7 +102,8 @@ def attend(w: AttentionWeights, x: Tensor, call: LayerCall, pool_k: Tensor, pool
         q = w.q_norm(qkv[:, : w.heads])
         k = w.k_norm(qkv[:, w.heads : rotated])
         qk = rotate(torch.cat((q, k), dim=1), call.cos, call.sin)
-    out = call.backend(pool_k, pool_v, qk[:, : w.heads], qk[:, w.heads :], qkv[:, rotated:], call.batch, w.scale)
+    new = (qk[:, w.heads :], qkv[:, rotated:])
+    out = call.backend(buffers, qk[:, : w.heads], new, call.prepared, w.scale)
     return F.linear(out.reshape(rows, w.heads * w.head_dim), w.o, w.o_bias)
 
 
@@ -112,7 +113,7 @@ def feed_forward(w: MlpWeights, x: Tensor) -> Tensor:
     return F.linear(F.silu(gate) * up, w.down, w.down_bias)
 
 
-def decode_layer(w: LayerWeights, x: Tensor, call: LayerCall, pool_k: Tensor, pool_v: Tensor) -> Tensor:
+def decode_layer(w: LayerWeights, x: Tensor, call: LayerCall, buffers: tuple[Tensor, ...]) -> Tensor:
     """One whole layer: rows of the residual stream `[T, H]` in, the same after the layer out."""
-    x = x + attend(w.attention, w.input_norm(x), call, pool_k, pool_v)
+    x = x + attend(w.attention, w.input_norm(x), call, buffers)
     return x + feed_forward(w.mlp, w.post_norm(x))

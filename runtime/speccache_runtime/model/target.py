@@ -21,7 +21,7 @@ from transformers.initialization import no_init_weights
 from speccache_api.geometry import ModelFacts
 from speccache_runtime.errors import ModelError
 from speccache_runtime.model import hf_attention
-from speccache_runtime.model.attention import AttentionBackend, AttentionBatch, KVPool, TorchAttention
+from speccache_runtime.model.attention import AttentionBackend, AttentionBatch, KVPool
 from speccache_runtime.model.eos import eos_token_ids
 from speccache_runtime.model.files import read_config, reason
 from speccache_runtime.model.fuse import fused_layer, is_fusable, share_projections
@@ -29,6 +29,7 @@ from speccache_runtime.model.hf_config import read_hf_config
 from speccache_runtime.model.inspect import target_facts
 from speccache_runtime.model.layer import LayerCall, RmsNorm, decode_layer
 from speccache_runtime.model.rope import Rope
+from speccache_runtime.model.torch_attention import TorchAttention
 from speccache_runtime.model.weights import own, stream_weights
 
 OUTPUT_HEAD = "lm_head.weight"
@@ -62,7 +63,9 @@ class Target:
         self.aux_layers = aux_layers
         self.config: PreTrainedConfig = model.config
         self.embed = cast(nn.Embedding, model.get_input_embeddings())
-        self.backend: AttentionBackend = TorchAttention()
+        self.backend: AttentionBackend = TorchAttention(
+            self.config.num_attention_heads // self.config.num_key_value_heads
+        )
         self._decoder: Any = model.get_decoder()
         self.lm_head: Tensor = model.get_output_embeddings().weight.detach()
         self._captures = frozenset(aux_layers)
@@ -72,7 +75,7 @@ class Target:
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor, positions: Tensor, pool: KVPool, batch: AttentionBatch) -> TargetOutput:
-        """One packed pass: `tokens` and `positions` are int64 `[T]`; writes the rows' K/V into `pool`."""
+        """One packed pass: `tokens` and `positions` are int64 `[T]`; writes the rows' KV into `pool`."""
         if self._layers:
             hidden, captured = self._forward_fused(tokens, positions, pool, batch)
         else:
@@ -86,11 +89,11 @@ class Target:
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Through our own layers. Returns the normed hidden rows and the outputs of the aux layers."""
         x = F.embedding(tokens, self.embed.weight)
-        call = LayerCall(*self._rope(positions, x.dtype), batch, self.backend)
+        call = LayerCall(*self._rope(positions, x.dtype), self.backend, self.backend.prepare(batch, pool))
         captured = {}
         for number, layer in enumerate(self._layers):
             batch.before_layer(number)
-            x = decode_layer(layer, x, call, pool.k[number], pool.v[number])
+            x = decode_layer(layer, x, call, pool.layer(number))
             if number in self._captures:
                 captured[number] = x
         return self._norm(x), captured
@@ -110,8 +113,9 @@ class Target:
                 position_ids=positions.unsqueeze(0),
                 use_cache=False,
                 pool=pool,
-                batch=batch,
+                before_layer=batch.before_layer,
                 backend=self.backend,
+                prepared=self.backend.prepare(batch, pool),
             )
         finally:
             for hook in hooks:

@@ -59,7 +59,6 @@ def memory_table(memory: MemoryPlan) -> str:
         ("device", memory.device, f"weights and {pages}" if memory.device else f"on the GPU: {pages}"),
         ("hostTarget", memory.host_target, f"{memory.host_pages} pages x {memory.target_bytes_per_page} bytes"),
         ("hostDraft", memory.host_draft, f"{memory.host_pages} pages x {memory.draft_bytes_per_page} bytes"),
-        ("staging", memory.staging, "buffers between host and storage"),
         ("sharedMemory", memory.shared_memory, "/dev/shm"),
         ("overhead", memory.overhead, "runtime, libraries, loading"),
         ("limit", memory.limit, "what a pod would request"),

@@ -56,7 +56,7 @@ class Eagle3Proposer:
     def __init__(self, head: Eagle3Head, pool: KVPool) -> None:
         self._head = head
         self._pool = pool
-        self._device = pool.k[0].device
+        self._device = pool.device
 
     def propose(self, work: Sequence[DraftWork], features: Tensor, tables: PageTables, into: Tensor) -> None:
         hidden = self._extend(work, features, tables)

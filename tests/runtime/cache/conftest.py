@@ -18,6 +18,7 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
+from speccache_api.geometry import KVGeometry
 from speccache_runtime.cache.keys import KeyChain
 from speccache_runtime.cache.lease import Hit, Lease
 from speccache_runtime.cache.paired import PairedCache
@@ -36,8 +37,8 @@ PAGE = 4
 PATIENCE_S = 20.0
 TARGET_SPACE = hashlib.sha256(b"target").digest()
 DRAFT_SPACE = hashlib.sha256(b"draft").digest()
-TARGET_SHAPE = PoolShape(layers=2, kv_heads=2, head_dim=4, page_size=PAGE, dtype=torch.float32)
-DRAFT_SHAPE = PoolShape(layers=1, kv_heads=1, head_dim=6, page_size=PAGE, dtype=torch.float32)
+TARGET_SHAPE = PoolShape(KVGeometry.heads(2, 2, 4), PAGE, "float32")
+DRAFT_SHAPE = PoolShape(KVGeometry.heads(1, 1, 6), PAGE, "float32")
 
 
 @functools.cache
@@ -213,7 +214,7 @@ class Rig:
             return False
         keys = KeyChain(PAGE)
         keys.extend(visit.tokens, upto // PAGE)
-        for layer in range(TARGET_SHAPE.layers):
+        for layer in range(TARGET_SHAPE.geometry.layers):
             self.cache.loads.wait_target_layer(visit.lease.loads, layer)
         self.cache.loads.wait_draft(visit.lease.loads)
         for page in range(visit.hit.tokens // PAGE, upto // PAGE):

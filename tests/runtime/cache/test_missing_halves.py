@@ -116,13 +116,13 @@ def test_bytes_of_an_absent_half_are_never_moved_to_the_device(
     """A read that failed leaves undefined bytes on the host; they must stay there."""
     tools.damage(volume.path(keys[0], Half.DRAFT), "payload bit")
     second = rig(backend=volume, answer=MissingDraft.DEGRADE)
-    for tensor in (*second.draft.k, *second.draft.v):
+    for tensor in second.draft.layer(0):
         tensor.fill_(7.0)
     visit = second.enter(PROMPT)
     second.wait_prefetch(visit)
     assert second.admit(visit).draft_absent == 4
     page = visit.lease.pages[0]
-    assert all((tensor[page] == 7.0).all() for tensor in (*second.draft.k, *second.draft.v))
+    assert all((tensor[page] == 7.0).all() for tensor in second.draft.layer(0))
     second.release(visit)
 
 

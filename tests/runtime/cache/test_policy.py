@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speccache_runtime.cache.layout import HostRecord, Layout, attention_layout
+from speccache_api.geometry import KVBuffer, KVDtype, KVGeometry
+from speccache_runtime.cache.layout import HostRecord, Layout
 from speccache_runtime.cache.policy import MissingDraft, cacheable_pages, publishable_pages, usable_pages
 from speccache_runtime.cache.pool import HostArena, KVPool, PoolShape
 from speccache_runtime.errors import ConfigError
@@ -43,13 +44,12 @@ def test_a_published_page_is_computed_and_its_successors_are_known(
     assert more > computed or more + lookahead > num_tokens
 
 
-@given(SIZES, SIZES, SIZES, SIZES, st.sampled_from([2, 4]))
+@given(SIZES, SIZES, SIZES, SIZES, st.sampled_from(["bfloat16", "float32"]))
 def test_a_layout_covers_its_half_without_gap_or_overlap(
-    layers: int, kv_heads: int, head_dim: int, page_size: int, element: int
+    layers: int, kv_heads: int, head_dim: int, page_size: int, dtype: KVDtype
 ) -> None:
-    layout = attention_layout(
-        layers=layers, kv_heads=kv_heads, head_dim=head_dim, page_size=page_size, element_bytes=element
-    )
+    layout = Layout.of(KVGeometry.heads(layers, kv_heads, head_dim), page_size, dtype)
+    element = {"bfloat16": 2, "float32": 4}[dtype]
     at = 0
     for buffer, offset in zip(layout.buffers, layout.offsets, strict=True):
         assert offset == at
@@ -82,21 +82,25 @@ def test_a_host_tier_may_have_no_pages_and_no_draft() -> None:
 
 
 def test_a_pool_shows_each_page_as_the_bytes_of_its_tensors() -> None:
-    shape = PoolShape(layers=2, kv_heads=2, head_dim=4, page_size=4, dtype=torch.bfloat16)
-    pool = KVPool(shape, 3, torch.device("cpu"))
-    for layer in range(2):
-        pool.k[layer].normal_(generator=torch.Generator().manual_seed(layer))
-        pool.v[layer].normal_(generator=torch.Generator().manual_seed(10 + layer))
-    for view, buffer in zip(pool.page_bytes(), pool.layout.buffers, strict=True):
-        tensor = (pool.k if buffer.name == "k" else pool.v)[buffer.layer]
-        assert view.shape == (3, buffer.page_bytes)
-        for page in range(3):
-            assert torch.equal(view[page].view(torch.bfloat16), tensor[page].flatten())
+    """Whatever they are: heads, latents, or a state that stays float32."""
+    state = KVGeometry(2, (KVBuffer("latent", (6,), replicated=True), KVBuffer("state", (2, 3), dtype="float32")))
+    for geometry in (KVGeometry.heads(2, 2, 4), KVGeometry.latent(3, 8, 4), state):
+        pool = KVPool(PoolShape(geometry, 4, "bfloat16"), 3, torch.device("cpu"))
+        tensors = [buffer for layer in range(geometry.layers) for buffer in pool.layer(layer)]
+        for seed, tensor in enumerate(tensors):
+            tensor.normal_(generator=torch.Generator().manual_seed(seed))
+        for view, spec, tensor in zip(pool.page_bytes(), pool.layout.buffers, tensors, strict=True):
+            assert view.shape == (3, spec.page_bytes)
+            for page in range(3):
+                assert torch.equal(view[page].view(tensor.dtype), tensor[page].flatten())
+        assert [(b.layer, b.name) for b in pool.layout.buffers] == [
+            (layer, b.name) for layer in range(geometry.layers) for b in geometry.buffers
+        ]
 
 
 def test_a_draft_pool_that_cannot_share_page_numbers_stops_the_start(tools: SimpleNamespace) -> None:
     rig = tools.Rig(draft=False)
-    shape = PoolShape(layers=1, kv_heads=1, head_dim=4, page_size=tools.PAGE, dtype=torch.float32)
+    shape = PoolShape(KVGeometry.heads(1, 1, 4), tools.PAGE, "float32")
     with pytest.raises(ConfigError, match="before the first request"):
         rig.cache.register_draft(KVPool(shape, 32, torch.device("cpu")), lookahead=1)
     fresh = type(rig.cache)(rig.target, host_pages=4, answer=MissingDraft.DEGRADE, metrics=rig.metrics)
@@ -106,4 +110,4 @@ def test_a_draft_pool_that_cannot_share_page_numbers_stops_the_start(tools: Simp
 
 
 def attention_layout_of(layers: int) -> Layout:
-    return attention_layout(layers=layers, kv_heads=1, head_dim=4, page_size=4, element_bytes=4)
+    return Layout.of(KVGeometry.heads(layers, 1, 4), 4, "float32")

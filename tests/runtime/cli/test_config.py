@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from speccache_api.geometry import builtin_facts
+from speccache_api.geometry import KVGeometry, builtin_facts
 from speccache_api.resource import SpecCacheDeployment
 from speccache_api.sizing import size_memory
 from speccache_api.wire import WireDocument, build_wire
@@ -61,8 +61,8 @@ def test_builtin_pair(resource, packaged):
         device_memory_fraction=None,
         host_pages=125,
         storage=StorageConfig(Path("/var/lib/speccache/storage"), "Degrade"),
-        target_bytes_per_page=16 * 6 * 2 * 64 * 2 * 4,
-        draft_bytes_per_page=16 * 1 * 2 * 64 * 2 * 4,
+        target_geometry=KVGeometry.heads(6, 2, 64),
+        draft_geometry=KVGeometry.heads(1, 2, 64),
         request_timeout=30.0,
         flush_timeout=60.0,
         port=8000,
@@ -86,7 +86,7 @@ def test_without_speculation(resource, packaged):
     del resource["spec"]["kvCache"]["storage"]
     made = from_wire(wire_of(resource))
     assert (made.algorithm, made.draft_uri, made.draft_path, made.num_steps) == ("None", None, None, 0)
-    assert (made.draft_bytes_per_page, made.storage) == (0, None)
+    assert (made.draft_geometry, made.storage) == (None, None)
 
 
 def test_gpu_and_volumes(resource):
@@ -108,7 +108,7 @@ WRONG = [
     ({"speculative": {"algorithm": "None"}}, "speculative.draft"),
     ({"speculative": {"num_steps": 0, "num_draft_tokens": 1}}, "speculative.numSteps"),
     ({"speculative": {"num_draft_tokens": 9}}, "speculative.numDraftTokens"),
-    ({"geometry": {"draft_bytes_per_page": 0}}, "geometry.draftBytesPerPage"),
+    ({"geometry": {"draft": None}}, "geometry.draft"),
     ({"kv_cache": {"device_pages": None}}, "exactly one of devicePages"),
     ({"kv_cache": {"device_memory_fraction": "0.5"}}, "exactly one of devicePages"),
     ({"kv_cache": {"device_pages": None, "device_memory_fraction": "0.5"}}, "kvCache.deviceMemoryFraction"),

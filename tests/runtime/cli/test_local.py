@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from speccache_api.geometry import KVGeometry
 from speccache_runtime import config, local
 from speccache_runtime.errors import ConfigError
 from speccache_runtime.local import LocalOptions, default_storage_dir, parse_resource, plan_locally
@@ -56,7 +57,7 @@ def test_claims(resource, tmp_path):
     resource["spec"]["speculative"] = {"algorithm": "None"}
     made = plan(resource, claims={"models": tmp_path / "data"}).config
     assert made.target_path == tmp_path / "data" / "llama"
-    assert made.target_bytes_per_page == 16 * 2 * 2 * 8 * 2 * 4
+    assert made.target_geometry == KVGeometry.heads(2, 2, 8)
 
 
 def test_packaged_model_that_is_missing(resource, monkeypatch):
@@ -70,7 +71,7 @@ def test_memory_table(resource):
     """Every term, and the sum that a pod would request."""
     memory = plan(resource).memory
     table = memory_table(memory)
-    for term in ("device", "hostTarget", "hostDraft", "staging", "sharedMemory", "overhead", "limit"):
+    for term in ("device", "hostTarget", "hostDraft", "sharedMemory", "overhead", "limit"):
         assert f"  {term}" in table
     assert f"{memory.limit / 2**20:.1f} MiB" in table
     assert "125 pages x 98304 bytes" in table

@@ -285,8 +285,7 @@ class Life:
 
 
 def _shape(facts: Any, page_size: int) -> PoolShape:
-    g = facts.geometry
-    return PoolShape(g.layers, g.kv_heads, g.head_dim, page_size, torch.float32)
+    return PoolShape(facts.geometry, page_size, "float32")
 
 
 def _store(backend: Backend, page_size: int, shapes: list[PoolShape], steps: int, metrics: Metrics) -> PairStore:

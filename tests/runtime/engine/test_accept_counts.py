@@ -155,7 +155,7 @@ def test_masked_is_really_masked(
     for fill in (0.0, rubbish):
         life = tools.Life(pair, folder=tmp_path, answer=MissingDraft.DEGRADE)
         for pool in (life.cache._target, life.cache._draft):
-            for tensor in (*pool.k, *pool.v):
+            for tensor in (t for layer in range(pool.shape.geometry.layers) for t in pool.layer(layer)):
                 tensor.fill_(fill)
         life.cache._arena.rows.view(torch.float32).fill_(fill)
         names = life.run(texts, NEW)

@@ -86,9 +86,10 @@ def test_the_same_plans_do_the_same_in_another_runner(pair: Any, recorded: tuple
     life, recorder = recorded
     pools = []
     for pool in (life.cache._target, life.cache._draft):
-        pools.append(KVPool(pool.shape, pool.num_pages, pool.k[0].device))
-        for tensor in (*pools[-1].k, *pools[-1].v):
-            tensor.fill_(math.nan if tensor.device.type == "cpu" else 0.0)
+        pools.append(KVPool(pool.shape, pool.num_pages, pool.device))
+        for layer in range(pool.layout.num_layers):
+            for tensor in pools[-1].layer(layer):
+                tensor.fill_(math.nan if tensor.device.type == "cpu" else 0.0)
     other = Runner(
         target=pair.target,
         pool=pools[0],

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from speccache_api.geometry import KVGeometry
 from speccache_runtime.cache import paired
 from speccache_runtime.cache.storage.file import FileBackend
 from speccache_runtime.config import EngineConfig, StorageConfig
@@ -22,6 +23,8 @@ from speccache_runtime.errors import BadRequest, ConfigError, Draining, ModelErr
 
 PATIENCE_S = 60.0
 PAGE = 8
+OTHER, SAME_SIZE = KVGeometry.heads(1, 1, 1), KVGeometry.heads(3, 4, 4)
+"""What memory might have been sized for by mistake: another size than the target's, and the same one."""
 
 
 class Client:
@@ -57,8 +60,6 @@ Start = Callable[..., EngineService]
 
 @pytest.fixture
 def config(pair: Any, tmp_path: Path) -> EngineConfig:
-    target, draft = pair.target.facts.geometry, pair.head.facts.geometry
-    bytes_of = lambda g: g.layers * 2 * PAGE * g.kv_heads * g.head_dim * 4  # noqa: E731
     storage = tmp_path / "storage"
     storage.mkdir()
     return EngineConfig(
@@ -78,8 +79,8 @@ def config(pair: Any, tmp_path: Path) -> EngineConfig:
         device_memory_fraction=None,
         host_pages=64,
         storage=StorageConfig(storage, "Recompute"),
-        target_bytes_per_page=bytes_of(target),
-        draft_bytes_per_page=bytes_of(draft),
+        target_geometry=pair.target.facts.geometry,
+        draft_geometry=pair.head.facts.geometry,
         request_timeout=PATIENCE_S,
         flush_timeout=PATIENCE_S,
         max_running=4,
@@ -444,8 +445,13 @@ def test_a_storm_of_submits_and_aborts_leaves_nothing_behind(start: Start, tools
     [
         ({"target_path": Path("/nowhere")}, ModelError, "/nowhere"),
         ({"draft_path": Path("/nowhere")}, ModelError, "/nowhere"),
-        ({"target_bytes_per_page": 1}, ModelError, "the target model's pages take 3072 bytes but memory was sized"),
-        ({"draft_bytes_per_page": 1}, ModelError, "the draft model's pages take"),
+        (
+            {"target_geometry": OTHER},
+            ModelError,
+            "the target model's pages take 3072 bytes but memory was sized for 64",
+        ),
+        ({"target_geometry": SAME_SIZE}, ModelError, r"3 layers of k 2x8 \+ v 2x8, not 3 layers of k 4x4 \+ v 4x4"),
+        ({"draft_geometry": OTHER}, ModelError, "the draft model's pages take"),
         ({"storage": StorageConfig(Path("/nowhere"), "Recompute")}, StorageError, "/nowhere does not exist"),
         ({"device": "cuda", "kv_dtype": "bfloat16"}, ConfigError, "nvidia.com/gpu"),
     ],
@@ -464,9 +470,7 @@ def test_what_is_wrong_with_the_parts_stops_the_start_in_one_line(
 
 
 def test_a_start_without_speculation_and_without_storage(start: Start, pair: Any) -> None:
-    service = start(
-        algorithm="None", draft_uri=None, draft_path=None, num_steps=0, draft_bytes_per_page=0, storage=None
-    )
+    service = start(algorithm="None", draft_uri=None, draft_path=None, num_steps=0, draft_geometry=None, storage=None)
     client = submit(service, "plain", [3, 1, 4], 10)
     last = client.wait()
     assert client.tokens == pair.greedy([3, 1, 4], 10)

@@ -14,8 +14,7 @@ from speccache_runtime.speculative.proposer import Eagle3Proposer
 
 
 def _pool(facts: Any, pages: int, device: torch.device) -> KVPool:
-    g = facts.geometry
-    return KVPool(PoolShape(g.layers, g.kv_heads, g.head_dim, 8, torch.float32), pages, device)
+    return KVPool(PoolShape(facts.geometry, 8, "float32"), pages, device)
 
 
 def _warm_up(pair: Any, device: torch.device, pages: int, steps: int) -> None:

@@ -18,6 +18,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from speccache_runtime.cache.pool import KVPool, PoolShape
 from speccache_runtime.model.attention import AttentionBatch, Segment
 from speccache_runtime.model.target import Target, TargetOutput
 
@@ -82,13 +83,14 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
     return get
 
 
-def make_pool(facts: Any, pages: int = 64, page_size: int = PAGE_SIZE, dtype: torch.dtype = torch.float32) -> Any:
+def make_pool(facts: Any, pages: int = 64, page_size: int = PAGE_SIZE) -> KVPool:
     """A pool filled with garbage: whatever a test did not write must never matter."""
-    g = facts.geometry
+    pool = KVPool(PoolShape(facts.geometry, page_size, "float32"), pages, torch.device("cpu"))
     generator = torch.Generator().manual_seed(5)
-    size = (pages, page_size, g.kv_heads, g.head_dim)
-    new = lambda: [torch.randn(size, generator=generator).to(dtype) * 3 for _ in range(g.layers)]  # noqa: E731
-    return SimpleNamespace(k=new(), v=new())
+    for layer in range(facts.geometry.layers):
+        for buffer in pool.layer(layer):
+            buffer.normal_(generator=generator).mul_(3)
+    return pool
 
 
 @dataclass
@@ -105,11 +107,11 @@ class Sequence_:
 class Packer:
     """Runs packed forwards of several sequences whose pages are scattered over one pool."""
 
-    def __init__(self, target: Target, pool: Any, *, page_size: int = PAGE_SIZE, seed: int = 3) -> None:
+    def __init__(self, target: Target, pool: KVPool, *, page_size: int = PAGE_SIZE, seed: int = 3) -> None:
         self.target = target
         self.pool = pool
         self.page_size = page_size
-        self.free = list(range(pool.k[0].shape[0]))
+        self.free = list(range(pool.num_pages))
         random.Random(seed).shuffle(self.free)
 
     def sequence(self, tokens: Sequence[int]) -> Sequence_:

@@ -102,8 +102,8 @@ def test_layers_wait_in_order_before_their_pool_is_touched(
 
     def load(layer: int) -> None:
         calls.append(layer)
-        late.k[layer].copy_(packer.pool.k[layer])
-        late.v[layer].copy_(packer.pool.v[layer])
+        for late_buffer, buffer in zip(late.layer(layer), packer.pool.layer(layer), strict=True):
+            late_buffer.copy_(buffer)
 
     batch, rows, positions = tools.pack([(tokens, 32, 8, sequence.pages)], tools.PAGE_SIZE)
     waiting = type(batch)(batch.slots, batch.segments, load)

@@ -20,6 +20,7 @@ import pytest
 import uvicorn
 from prometheus_client import CollectorRegistry, Counter
 
+from speccache_api.geometry import KVGeometry
 from speccache_runtime.config import EngineConfig
 from speccache_runtime.core import Finish, Output, Request, Tier, Usage
 from speccache_runtime.errors import BadRequest
@@ -240,8 +241,8 @@ def engine_config() -> EngineConfig:
         device_memory_fraction=None,
         host_pages=16,
         storage=None,
-        target_bytes_per_page=64,
-        draft_bytes_per_page=0,
+        target_geometry=KVGeometry.heads(1, 1, 1),
+        draft_geometry=None,
         request_timeout=1.0,
         flush_timeout=1.0,
         port=0,

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 from prometheus_client import CollectorRegistry
 
+from speccache_api.geometry import KVGeometry
 from speccache_runtime.config import EngineConfig
 from speccache_runtime.core import Finish, Output, Request
 from speccache_runtime.server.run import serve
@@ -66,8 +67,8 @@ if __name__ == "__main__":
         device_memory_fraction=None,
         host_pages=1,
         storage=None,
-        target_bytes_per_page=64,
-        draft_bytes_per_page=0,
+        target_geometry=KVGeometry.heads(1, 1, 1),
+        draft_geometry=None,
         request_timeout=1.0,
         flush_timeout=1.0,
         port=0,

@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from speccache_api.fingerprint import LAYOUT_VERSION
 from speccache_runtime.cache.storage.codec import Bytes, Half
 from speccache_runtime.errors import StorageError
 
-LAYOUT = "v1"
-"""First part of every object's path. A change of layout or format takes the next one, so that old pods keep theirs."""
+LAYOUT = f"v{LAYOUT_VERSION}"
+"""First part of every object's path. The next layout takes another one, so that old pods keep theirs."""
 
 _DIGEST_HEX = re.compile(r"[0-9a-f]{64}")
 _HALF_PART = {Half.TARGET: "t", Half.DRAFT: "d"}
