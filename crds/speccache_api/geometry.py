@@ -145,9 +145,10 @@ class ModelFacts:
     """Facts of one model directory.
 
     `parameters` counts weights (a tied weight once). `identity` is a SHA-256 in hex over the configuration and the
-    weights' metadata, and names the cache; `max_positions` is in tokens. Facts that a user declared instead of an
-    inspection know only geometry and parameters: there `identity` is empty and the other numbers are 0 (`declared` is
-    true).
+    weights' metadata, and names the cache; `max_positions` is in tokens. `shares` is a number of equal parts that the
+    model can be cut into for tensor-parallel ranks: any divisor of it will do, and 1 is not at all. Facts that a user
+    declared instead of an inspection know only geometry and parameters: there `identity` is empty and the other numbers
+    are 0 (`declared` is true).
     """
 
     geometry: KVGeometry
@@ -155,11 +156,12 @@ class ModelFacts:
     hidden_size: int = 0
     vocab_size: int = 0
     max_positions: int = 0
+    shares: int = 0
     identity: str = ""
     model_type: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("parameters", "hidden_size", "vocab_size", "max_positions"):
+        for name in ("parameters", "hidden_size", "vocab_size", "max_positions", "shares"):
             value = getattr(self, name)
             if type(value) is not int or value < 0:
                 raise ValueError(f"{name} must be a whole number of 0 or more, found {value!r}")

@@ -5,8 +5,8 @@
     hostPages    = from size, tokens or ratio           (one count: the draft pool has the target's slots)
     hostTarget   = hostPages * target bytes per page
     hostDraft    = hostPages * draft bytes per page     (what others call "doubled"; exact here)
-    sharedMemory = use of /dev/shm: none, one process serves a replica
-    overhead     = runtime, CUDA context, peak while loading weights
+    sharedMemory = SHARED_MEMORY_PER_RANK * ranks at /dev/shm, where GPU ranks talk (NCCL); 0 for one rank and on the CPU
+    overhead     = runtime, CUDA context, peak while loading weights, and RANK_OVERHEAD for each further rank
     device       = weights and device pages, only when the device is the CPU
     limit        = request = the sum, rounded up to MiB (pinned pages cannot be reclaimed)
 
@@ -32,6 +32,10 @@ from speccache_api.uris import builtin_name
 
 WEIGHT_BYTES_CPU = 4
 """The CPU computes in float32, whatever the files hold."""
+RANK_OVERHEAD: dict[Device, int] = {"cpu": 1 * GIB, "cuda": 3 * GIB}
+"""A further rank's own process: interpreter, libraries' private memory, CUDA context, its peak while loading."""
+SHARED_MEMORY_PER_RANK = 256 * MIB
+"""NCCL's buffers where GPUs cannot reach each other directly; mounted at /dev/shm with this size."""
 DEFAULT_OVERHEAD: dict[Device, int] = {"cpu": 2 * GIB, "cuda": 6 * GIB}
 
 
@@ -117,19 +121,21 @@ def known_inspection(spec: Spec) -> Inspection | None:
     return None if draft is None else Inspection(target=target, draft=draft)
 
 
-def size_memory(spec: Spec, inspection: Inspection, ranks: int = 1) -> MemoryPlan:
-    """The memory of one replica of `ranks` tensor-parallel ranks. A geometry declared in `spec` stands above the
-    inspected one.
+def size_memory(spec: Spec, inspection: Inspection) -> MemoryPlan:
+    """The memory of one replica, all its ranks together. A geometry declared in `spec` stands above the inspected one.
 
-    Raises SizingError when a tier is smaller than one page pair, when the inspection lacks the draft, or when the KV
-    heads of a model do not divide over the ranks.
+    Raises SizingError when a tier is smaller than one page pair, when the inspection lacks the draft, or when a model
+    cannot be shared by so many ranks.
     """
+    ranks = spec.parallelism.tensor
     target = _facts(inspection.target, spec.model.kv_geometry)
     draft = _draft_facts(spec, inspection)
     page_size, dtype = spec.kv_cache.page_size, kv_dtype(spec)
     target_token = _host_bytes(target, dtype, ranks, "spec.model")
     draft_token = _host_bytes(draft, dtype, ranks, "spec.speculative.draftModel") if draft else 0
     models = [target, draft] if draft else [target]
+    for model in models:
+        _check_shares(model, ranks)
     device_pair = page_size * sum(ranks * m.geometry.for_rank(ranks).bytes_per_token(dtype) for m in models)
     device_pages = _device_pages(spec, device_pair)
     host_pages = _host_pages(spec, page_size * (target_token + draft_token), device_pages)
@@ -144,8 +150,8 @@ def size_memory(spec: Spec, inspection: Inspection, ranks: int = 1) -> MemoryPla
         device_pages=device_pages,
         host_target=host_pages * page_size * target_token,
         host_draft=host_pages * page_size * draft_token,
-        shared_memory=0,
-        overhead=DEFAULT_OVERHEAD[spec.device] if spec.memory.overhead is None else spec.memory.overhead,
+        shared_memory=SHARED_MEMORY_PER_RANK * ranks if ranks > 1 and spec.device == "cuda" else 0,
+        overhead=_overhead(spec.device, ranks) if spec.memory.overhead is None else spec.memory.overhead,
         device=weights + (device_pages or 0) * device_pair if spec.device == "cpu" else 0,
     )
 
@@ -180,6 +186,19 @@ def _draft_facts(spec: Spec, inspection: Inspection) -> ModelFacts | None:
     if inspection.draft is None:
         raise SizingError("spec.speculative.draftModel", "the inspection did not read the draft; inspect again")
     return _facts(inspection.draft, spec.draft.kv_geometry)
+
+
+def _overhead(device: Device, ranks: int) -> int:
+    return DEFAULT_OVERHEAD[device] + (ranks - 1) * RANK_OVERHEAD[device]
+
+
+def _check_shares(facts: ModelFacts, ranks: int) -> None:
+    if facts.shares and facts.shares % ranks:
+        raise SizingError(
+            "spec.parallelism.tensor",
+            f"{ranks} ranks cannot share a {facts.model_type} model whose heads and MLP divide into {facts.shares}; "
+            "choose a divisor of that",
+        )
 
 
 def _host_bytes(facts: ModelFacts, dtype: KVDtype, ranks: int, field: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -51,9 +52,19 @@ class Drain(SpecModel):
     """
 
 
+class Parallelism(SpecModel):
+    """How many processes of a pod share one replica's models."""
+
+    tensor: Literal[1, 2] = 1
+    """Tensor-parallel ranks. Default 1. Each holds a share of the heads of both models and of every page, computes on a
+    GPU of its own if GPUs are asked for, and keeps its shares under names of their own in storage: another number
+    starts a new cache there.
+    """
+
+
 class Resources(SpecModel):
-    """Compute resources of a replica, as in a container. `nvidia.com/gpu: 1` in limits chooses the GPU, otherwise the
-    CPU serves.
+    """Compute resources of a replica, as in a container. `nvidia.com/gpu` in limits chooses GPUs, otherwise the CPU
+    serves.
     """
 
     limits: Amounts | None = None
@@ -82,19 +93,12 @@ class Resources(SpecModel):
             at=".limits",
         ),
         Rule(
-            cel=f"!has(self.limits) || !('{GPU_RESOURCE}' in self.limits)"
-            f" || string(self.limits['{GPU_RESOURCE}']) == '1'",
-            message=f"a replica uses one GPU; set {GPU_RESOURCE}: 1, or remove it to serve on the CPU",
-            check=lambda r: (r.limits or {}).get(GPU_RESOURCE, "1") == "1",
-            at=".limits",
-        ),
-        Rule(
             cel=f"!has(self.requests) || !('{GPU_RESOURCE}' in self.requests) || (has(self.limits)"
-            f" && '{GPU_RESOURCE}' in self.limits && string(self.requests['{GPU_RESOURCE}']) == '1')",
-            message=f"a requested GPU must also be in limits, with the same amount; set limits {GPU_RESOURCE}: 1",
+            f" && '{GPU_RESOURCE}' in self.limits"
+            f" && string(self.requests['{GPU_RESOURCE}']) == string(self.limits['{GPU_RESOURCE}']))",
+            message=f"a requested GPU must also be in limits, with the same amount; set limits {GPU_RESOURCE}",
             check=lambda r: (
-                GPU_RESOURCE not in (r.requests or {})
-                or (GPU_RESOURCE in (r.limits or {}) and r.requests[GPU_RESOURCE] == "1")
+                GPU_RESOURCE not in (r.requests or {}) or r.requests[GPU_RESOURCE] == (r.limits or {}).get(GPU_RESOURCE)
             ),
             at=".requests",
         ),
@@ -112,6 +116,7 @@ class Resources(SpecModel):
 
 
 _HAS_GPU = f"(has(self.resources) && has(self.resources.limits) && '{GPU_RESOURCE}' in self.resources.limits)"
+_LIMITED_GPUS = f"string(self.resources.limits['{GPU_RESOURCE}'])"
 _DRAFT = "has(self.speculative) && has(self.speculative.draftModel)"
 
 
@@ -126,6 +131,32 @@ def _memory_limited(spec: Spec) -> bool:
 
 def _countable(spec: Spec, geometry: DeclaredGeometry | None) -> bool:
     return spec.device == "cuda" or geometry is None or geometry.parameters is not None
+
+
+def _gpu_for_each_rank(spec: Spec) -> bool:
+    limits = (spec.resources.limits if spec.resources else None) or {}
+    return limits.get(GPU_RESOURCE, str(spec.parallelism.tensor)) == str(spec.parallelism.tensor)
+
+
+def _shared_heads(path: str, geometry: Callable[[Spec], DeclaredGeometry | None]) -> Rule:
+    """For the declared geometry at `path`; `geometry` finds it."""
+
+    def check(spec: Spec) -> bool:
+        declared = geometry(spec)
+        heads, ranks = (declared.kv_heads or 1) if declared else 1, spec.parallelism.tensor
+        return heads % ranks == 0 or ranks % heads == 0
+
+    has, above = "", "self"
+    for part in path.split("."):
+        above += f".{part}"
+        has += f"!has({above}) || "
+    ranks = "self.parallelism.tensor"
+    return Rule(
+        cel=f"{has}!has({above}.kvHeads) || {above}.kvHeads % {ranks} == 0 || {ranks} % {above}.kvHeads == 0",
+        message="parallelism.tensor ranks share the KV heads evenly; choose a number that divides kvHeads",
+        check=check,
+        at=f".{path}.kvHeads",
+    )
 
 
 def _fitting_draft(spec: Spec) -> bool:
@@ -147,6 +178,7 @@ class Spec(SpecModel):
     speculative: Speculative | None = None
     kv_cache: KVCache
     memory: Memory = Field(default_factory=Memory, json_schema_extra={"default": {}})
+    parallelism: Parallelism = Field(default_factory=Parallelism, json_schema_extra={"default": {}})
     replicas: Annotated[int, Field(ge=0, le=1000)] = 1
     """Pods that serve, each with its own device and host tier; they share the storage tier. Default 1; 0 stops serving.
     """
@@ -202,6 +234,15 @@ class Spec(SpecModel):
             check=lambda s: _countable(s, s.draft.kv_geometry if s.draft else None),
             at=".speculative.draftModel.kvGeometry",
         ),
+        Rule(
+            cel=f"!{_HAS_GPU} || {_LIMITED_GPUS} == string(self.parallelism.tensor)",
+            message=f"a replica uses one GPU for each rank; set {GPU_RESOURCE} to parallelism.tensor, or remove it to"
+            " serve on the CPU",
+            check=_gpu_for_each_rank,
+            at=".resources.limits",
+        ),
+        _shared_heads("model.kvGeometry", lambda s: s.model.kv_geometry),
+        _shared_heads("speculative.draftModel.kvGeometry", lambda s: s.draft.kv_geometry if s.draft else None),
         Rule(
             cel=f"!({_DRAFT}) || !self.speculative.draftModel.uri.startsWith('builtin://')"
             " || self.speculative.draftModel.uri == self.model.uri",

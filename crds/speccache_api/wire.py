@@ -82,6 +82,12 @@ class WireGeometry(WireModel):
     draft: KVGeometry | None
 
 
+class WireParallelism(WireModel):
+    """Processes that share the models: `tensor` ranks."""
+
+    tensor: Positive
+
+
 class WireDocument(WireModel):
     """The whole document. Equal values have equal JSON and equal digests."""
 
@@ -92,6 +98,7 @@ class WireDocument(WireModel):
     device: Device
     target: WireSource
     speculative: WireSpeculative
+    parallelism: WireParallelism
     kv_cache: WireKVCache
     drain: WireDrain
     geometry: WireGeometry
@@ -128,6 +135,7 @@ def build_wire(resource: SpecCacheDeployment, inspection: Inspection, plan: Memo
         device=spec.device,
         target=_source(spec.model.uri, names.TARGET_MODEL_PATH),
         speculative=_speculative(spec),
+        parallelism=WireParallelism(tensor=spec.parallelism.tensor),
         kv_cache=_kv_cache(spec, plan),
         drain=WireDrain(
             request_timeout_seconds=spec.drain.request_timeout_seconds,

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from pydantic import TypeAdapter, ValidationError
+
 from speccache_api.geometry import KVDtype, KVGeometry
 from speccache_api.names import HTTP_PORT
 from speccache_api.uris import BUILTIN_SCHEME, builtin_name
@@ -80,6 +82,8 @@ class EngineConfig:
     """Seconds that running requests get when the server drains."""
     flush_timeout: float
     """Seconds to write host pages to storage after the last request."""
+    tensor: int = 1
+    """Tensor-parallel ranks, each a process of its own."""
     port: int = HTTP_PORT
     host: str = "0.0.0.0"
     """Address to listen on. In a pod all of them; `serve -f` on a user's machine takes the loopback address."""
@@ -88,10 +92,25 @@ class EngineConfig:
     prefill_budget: int = PREFILL_BUDGET_CPU
     """Prompt tokens computed in one step."""
 
+    def to_json(self) -> str:
+        """The settings for another process of this pod."""
+        return _SETTINGS.dump_json(self).decode()
+
+    @classmethod
+    def from_json(cls, text: str) -> EngineConfig:
+        """What `to_json` wrote. Raises ConfigError for anything else."""
+        try:
+            return _SETTINGS.validate_json(text)
+        except ValidationError as error:
+            raise ConfigError(f"settings from another process cannot be read: {error}") from error
+
     @property
     def max_requests(self) -> int:
         """Requests that may run or wait; more are refused."""
         return self.max_running + self.max_waiting
+
+
+_SETTINGS = TypeAdapter(EngineConfig)
 
 
 def read_wire(path: Path) -> WireDocument:
@@ -134,6 +153,7 @@ def from_wire(wire: WireDocument) -> EngineConfig:
         draft_geometry=wire.geometry.draft,
         request_timeout=float(wire.drain.request_timeout_seconds),
         flush_timeout=float(wire.drain.flush_timeout_seconds),
+        tensor=wire.parallelism.tensor,
         port=wire.port,
         prefill_budget=PREFILL_BUDGET_GPU if wire.device == "cuda" else PREFILL_BUDGET_CPU,
     )

@@ -184,7 +184,7 @@ class _Driver:
         """Frees the tiers and the GPU's memory."""
         self._settle()
         self._engine.cache.check_integrity()
-        self._engine.cache.close()
+        self._built.close()
         del self._built, self._engine
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

@@ -14,7 +14,7 @@ class Loads:
     """The loads of one transfer. Engine thread only."""
 
     def __init__(self, transfer: Transfer) -> None:
-        self._transfer = transfer
+        self.transfer = transfer
         self._jobs: dict[int, Job] = {}
         self._last = 0
 
@@ -28,8 +28,12 @@ class Loads:
     def start(self, moves: Sequence[Move]) -> int:
         """Submits a load; the caller keeps both pages of every move alive and unchanged until it has finished."""
         self._last += 1
-        self._jobs[self._last] = self._transfer.load(moves)
+        self._jobs[self._last] = self.transfer.load(moves)
         return self._last
+
+    def job(self, number: int) -> Job:
+        """The job of a load under way."""
+        return self._jobs[number]
 
     def finished(self) -> dict[int, Job]:
         """The loads that have ended since the last call."""

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from speccache_runtime.cache.lease import Lease
 from speccache_runtime.cache.paired import PairedCache
 from speccache_runtime.core import Finish, Output, Request
-from speccache_runtime.engine.runner import Runner
 from speccache_runtime.metrics import Metrics
 from speccache_runtime.scheduling.planning import make_plan
 from speccache_runtime.scheduling.scheduler import Scheduler, Work
 from speccache_runtime.scheduling.sequence import Sequence
-from speccache_runtime.steps import Chosen
+from speccache_runtime.steps import Chosen, StepPlan, StepResult
+
+
+class StepRunner(Protocol):
+    """What an engine needs of a runner (`runner.Runner`, or `parallel.leader.LeadRunner` when there are several)."""
+
+    @property
+    def lookahead(self) -> int: ...
+    def submit(self, plan: StepPlan) -> None: ...
+    def result(self) -> StepResult: ...
+    def propose(self, ended: frozenset[int]) -> tuple[int, ...]: ...
 
 
 class Engine:
@@ -25,7 +35,7 @@ class Engine:
     def __init__(
         self,
         *,
-        runner: Runner,
+        runner: StepRunner,
         cache: PairedCache,
         num_steps: int,
         max_running: int,

@@ -119,6 +119,10 @@ class Runner:
             self._result = _as_result(self._step.plan, numbers)
         return self._result
 
+    def adopt(self, result: StepResult) -> None:
+        """What rank 0 chose in the step that was submitted here too; on the other ranks, instead of `result`."""
+        self._result = result
+
     def propose(self, ended: frozenset[int] = frozenset()) -> tuple[int, ...]:
         """Writes the draft's KV of the step's slots and makes proposals; how many for each group of the plan.
 
@@ -182,6 +186,8 @@ class Runner:
         if not hidden:
             return None
         logits = self._target.logits(hidden[0] if len(hidden) == 1 else torch.cat(hidden))
+        if logits is None:
+            return None  # rank 0 chooses, and tells
         tokens = choose(logits, sampling, positions)
         accepted = [self._count_accepted(each, tokens) for each in passes if each.decode]
         return torch.cat([tokens, *accepted])

@@ -202,7 +202,7 @@ class EngineService:
         self._answer_all(self.failed or "the engine was stopped")
         self._quiet.set()
         self._flushed.set()
-        engine.cache.close()
+        self._built.close()
 
     def _answer_all(self, error: str) -> None:
         """Ends every request: those that the engine has with what they cost, then those that it never got to see."""

@@ -14,34 +14,34 @@ from prometheus_client import CollectorRegistry
 
 from speccache_runtime.cache.paired import PairedCache
 from speccache_runtime.cache.policy import MissingDraft
-from speccache_runtime.cache.pool import KVPool
 from speccache_runtime.core import Request, SamplingParams
 from speccache_runtime.engine.engine import Engine
+from speccache_runtime.engine.parallel.leader import LeadRunner, Ranks
+from speccache_runtime.engine.parts import Parts
 from speccache_runtime.engine.runner import Runner
 from speccache_runtime.metrics import Metrics
-from speccache_runtime.model.target import Target
-from speccache_runtime.speculative.proposer import Proposer
 
 HOST_PAGES = 16
 MAX_RUNNING = 2
 _POLL_S = 0.001
 
 
-def warm_up(
-    target: Target, pool: KVPool, draft_pool: KVPool | None, proposer: Proposer | None, *, budget: int, num_steps: int
-) -> None:
+def warm_up(parts: Parts, ranks: Ranks | None, *, budget: int, num_steps: int) -> None:
     """Uses every kind of step once: long and chunked prefill, decoding and verifying alone and in a batch, greedy and
-    sampled, pages to the host and back. Before the real cache opens; leaves made-up values in both pools."""
+    sampled, and on a replica of one rank pages to the host and back. Before the real cache opens; leaves made-up values
+    in both pools of every rank."""
     metrics = Metrics(CollectorRegistry())
-    cache = PairedCache(pool, host_pages=HOST_PAGES, answer=MissingDraft.RECOMPUTE, metrics=metrics)
-    if draft_pool is not None and proposer is not None:
-        cache.register_draft(draft_pool, lookahead=proposer.lookahead)
+    target, pool, proposer = parts.target, parts.pool, parts.proposer
+    host_pages = 0 if ranks else HOST_PAGES  # the others' host pages belong to the real cache
+    cache = PairedCache(pool, host_pages=host_pages, answer=MissingDraft.RECOMPUTE, metrics=metrics)
+    if parts.draft_pool is not None and proposer is not None:
+        cache.register_draft(parts.draft_pool, lookahead=proposer.lookahead)
     cache.open(None, lambda: None)
     runner = Runner(
         target=target, pool=pool, proposer=proposer, loads=cache.loads, rows=MAX_RUNNING, num_steps=num_steps
     )
     engine = Engine(
-        runner=runner,
+        runner=LeadRunner(runner, ranks) if ranks else runner,
         cache=cache,
         num_steps=num_steps,
         max_running=MAX_RUNNING,

@@ -53,6 +53,9 @@ class Alone:
         return number
 
 
+ALONE = Alone()
+
+
 class ProcessGroup:
     """The ranks of a torch process group, which its maker destroys.
 

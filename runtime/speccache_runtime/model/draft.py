@@ -16,10 +16,11 @@ from torch import Tensor
 from speccache_api.geometry import ModelFacts
 from speccache_runtime.errors import ModelError
 from speccache_runtime.model.attention import AttentionBackend, AttentionBatch, KVPool
+from speccache_runtime.model.collective import Collective
 from speccache_runtime.model.draft_config import Eagle3Config, read_eagle3_config
 from speccache_runtime.model.draft_weights import HeadWeights, load_head_weights
 from speccache_runtime.model.inspect import check_pair, draft_facts
-from speccache_runtime.model.layer import LayerCall, attend, feed_forward
+from speccache_runtime.model.layer import LayerCall, attend, embed_rows, feed_forward
 from speccache_runtime.model.rope import Rope
 from speccache_runtime.model.target import Target
 from speccache_runtime.model.torch_attention import TorchAttention
@@ -33,10 +34,13 @@ class Eagle3Head:
 
     lookahead = LOOKAHEAD
 
-    def __init__(self, config: Eagle3Config, weights: HeadWeights, rope: Rope, facts: ModelFacts) -> None:
+    def __init__(
+        self, config: Eagle3Config, weights: HeadWeights, rope: Rope, facts: ModelFacts, ranks: Collective
+    ) -> None:
         self.config = config
+        self._ranks = ranks
         self.facts = facts
-        self.backend: AttentionBackend = TorchAttention(config.heads // config.kv_heads)
+        self.backend: AttentionBackend = TorchAttention(weights.attention.heads // weights.attention.kv_heads)
         self._w = weights
         self._rope = rope
 
@@ -53,7 +57,9 @@ class Eagle3Head:
         if w.fc_norms:
             parts = features.chunk(len(w.fc_norms), dim=-1)
             features = torch.cat([norm(part) for part, norm in zip(parts, w.fc_norms, strict=True)], dim=-1)
-        return F.linear(features, w.fc, w.fc_bias)
+        inner = w.fc.shape[1]
+        part = features[:, self._ranks.rank * inner : (self._ranks.rank + 1) * inner]
+        return self._ranks.sum(F.linear(part, w.fc, w.fc_bias))
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, pool: KVPool, batch: AttentionBatch) -> Tensor:
@@ -62,20 +68,32 @@ class Eagle3Head:
         `hidden` is a fused feature, or in later draft steps the head's own output. Returns `[T, H]`.
         """
         w = self._w
-        embedded = w.input_layernorm(F.embedding(tokens, w.embed))
+        embedded = w.input_layernorm(embed_rows(tokens, w.embed, self._ranks))
         normed = w.hidden_norm(hidden)
-        call = LayerCall(*self._rope(positions, hidden.dtype), self.backend, self.backend.prepare(batch, pool))
+        prepared = self.backend.prepare(batch, pool)
+        call = LayerCall(*self._rope(positions, hidden.dtype), self.backend, prepared, self._ranks)
         batch.before_layer(0)
         attended = attend(w.attention, torch.cat((embedded, normed), dim=-1), call, pool.layer(0))
-        x = (normed if self.config.norm_before_residual else hidden) + attended
-        x = x + feed_forward(w.mlp, w.post_attention_layernorm(x))
+        x = (normed if self.config.norm_before_residual else hidden) + self._ranks.sum(attended)
+        x = x + self._ranks.sum(feed_forward(w.mlp, w.post_attention_layernorm(x)))
         return w.norm(x) if self.config.norm_output else x
 
     @torch.inference_mode()
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits `[R, draft_vocab]` in float32 of rows that `forward` returned."""
+    def logits(self, hidden: Tensor) -> Tensor | None:
+        """Logits `[R, draft_vocab]` in float32 of rows that `forward` returned; on rank 0 only, None elsewhere."""
         normed = hidden if self.config.norm_output else self._w.norm(hidden)
-        return F.linear(normed, self._w.lm_head).float()
+        whole = self._ranks.gather(F.linear(normed, self._w.lm_head).float())
+        return None if whole is None else whole[:, : self.config.draft_vocab_size]
+
+    @torch.inference_mode()
+    def best(self, hidden: Tensor) -> Tensor:
+        """The most probable next token, by the target's ids, of rows that `forward` returned: int64 `[R]`, the same on
+        every rank.
+        """
+        logits = self.logits(hidden)
+        if logits is None:
+            return self._ranks.from_first(hidden.new_empty(len(hidden), dtype=torch.int64))
+        return self._ranks.from_first(self.to_target_ids(logits.argmax(dim=-1)))
 
     @torch.inference_mode()
     def to_target_ids(self, draft_ids: Tensor) -> Tensor:
@@ -105,4 +123,4 @@ def load_eagle3(path: Path, target: Target, *, device: torch.device, dtype: torc
             f"the target was loaded for {list(target.aux_layers)}"
         )
     weights = load_head_weights(config, target, len(wanted), device=device, dtype=dtype)
-    return Eagle3Head(config, weights, Rope.of_layer(config, target.facts.max_positions, device), facts)
+    return Eagle3Head(config, weights, Rope.of_layer(config, target.facts.max_positions, device), facts, target.ranks)

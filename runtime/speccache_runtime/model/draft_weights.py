@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -10,8 +10,9 @@ from torch import Tensor
 from speccache_runtime.errors import ModelError
 from speccache_runtime.model.draft_config import Eagle3Config
 from speccache_runtime.model.layer import AttentionWeights, MlpWeights, RmsNorm
+from speccache_runtime.model.split import Split
 from speccache_runtime.model.target import Target
-from speccache_runtime.model.weights import own, stream_weights
+from speccache_runtime.model.weights import Stored, own, stream_weights
 
 RENAMES = {
     "draft_id_to_target_id": "d2t",
@@ -50,16 +51,18 @@ def load_head_weights(
     config: Eagle3Config, target: Target, aux_count: int, *, device: torch.device, dtype: torch.dtype
 ) -> HeadWeights:
     """Streams the head's weights. Raises ModelError for a missing, unknown or misshapen tensor."""
-    found: dict[str, Tensor] = {}
-    for name, tensor in stream_weights(config.directory):
-        known = _canonical(name)
+    split = Split.of(target.ranks, config.kv_heads)
+    found: dict[str, Stored] = {}
+    for stored in stream_weights(config.directory, split):
+        known = _canonical(stored.name)
         if known not in SKIPPED:
-            found[known] = own(tensor, device=device, dtype=dtype)
+            part = own(stored.part, device=device, dtype=dtype)
+            found[known] = replace(stored, part=split.padded(known, part, stored.shape[0]) if stored.shape else part)
     take = _Taker(config, found)
     hidden = config.hidden_size
     weights = HeadWeights(
         fc=take("fc.weight", hidden, aux_count * config.target_hidden_size),
-        fc_bias=take.optional("fc.bias", hidden),
+        fc_bias=_own_bias(take.optional("fc.bias", hidden), split),
         input_norm=take.norm("input_norm.weight", aux_count * config.target_hidden_size),
         fc_norms=take.norms("fc_norm", aux_count, config.target_hidden_size),
         embed=_embedding(config, found, target),
@@ -67,8 +70,8 @@ def load_head_weights(
         hidden_norm=take.needed_norm("midlayer.hidden_norm.weight", hidden),
         post_attention_layernorm=take.needed_norm("midlayer.post_attention_layernorm.weight", hidden),
         norm=take.needed_norm("norm.weight", hidden),
-        attention=_attention(config, take),
-        mlp=_mlp(config, take),
+        attention=_attention(config, take, split),
+        mlp=_mlp(config, take, split),
         lm_head=_lm_head(config, take, target),
         target_ids=_target_ids(config, take),
     )
@@ -77,9 +80,9 @@ def load_head_weights(
 
 
 class _Taker:
-    """Hands out tensors by name with their shapes checked; what is left at the end is unknown."""
+    """Hands out this rank's parts of tensors by name, the whole's shape checked; what is left at the end is unknown."""
 
-    def __init__(self, config: Eagle3Config, found: dict[str, Tensor]) -> None:
+    def __init__(self, config: Eagle3Config, found: dict[str, Stored]) -> None:
         self._directory = config.directory
         self._eps = config.eps
         self._found = found
@@ -91,12 +94,15 @@ class _Taker:
         return tensor
 
     def optional(self, name: str, *shape: int) -> Tensor | None:
-        tensor = self._found.pop(name, None)
-        if tensor is not None and tuple(tensor.shape) != shape:
+        stored = self._found.pop(name, None)
+        if stored is None:
+            return None
+        tensor = stored.part
+        if stored.shape != shape:
             raise ModelError(
-                f"{self._directory}: tensor {name} has shape {list(tensor.shape)}, the config says {list(shape)}"
+                f"{self._directory}: tensor {name} has shape {list(stored.shape)}, the config says {list(shape)}"
             )
-        if tensor is not None and name != "d2t" and not tensor.is_floating_point():
+        if name != "d2t" and not tensor.is_floating_point():
             raise ModelError(
                 f"{self._directory}: tensor {name} is stored as {tensor.dtype}; quantised weights are not served yet"
             )
@@ -125,13 +131,13 @@ class _Taker:
             raise ModelError(f"{self._directory}: tensor {min(self._found)} is not part of an EAGLE-3 head")
 
 
-def _attention(config: Eagle3Config, take: _Taker) -> AttentionWeights:
+def _attention(config: Eagle3Config, take: _Taker, split: Split) -> AttentionWeights:
     prefix, hidden = "midlayer.self_attn.", config.hidden_size
     wide, narrow = config.heads * config.head_dim, config.kv_heads * config.head_dim
     parts = (("q_proj", wide), ("k_proj", narrow), ("v_proj", narrow))
     return AttentionWeights(
-        heads=config.heads,
-        kv_heads=config.kv_heads,
+        heads=config.heads // split.size,
+        kv_heads=max(1, config.kv_heads // split.size),
         head_dim=config.head_dim,
         scale=config.head_dim**-0.5,
         qkv=torch.cat([take(f"{prefix}{part}.weight", size, 2 * hidden) for part, size in parts]),
@@ -139,19 +145,23 @@ def _attention(config: Eagle3Config, take: _Taker) -> AttentionWeights:
         q_norm=take.norm(f"{prefix}q_norm.weight", config.head_dim),
         k_norm=take.norm(f"{prefix}k_norm.weight", config.head_dim),
         o=take(f"{prefix}o_proj.weight", hidden, wide),
-        o_bias=take.optional(f"{prefix}o_proj.bias", hidden),
+        o_bias=_own_bias(take.optional(f"{prefix}o_proj.bias", hidden), split),
     )
 
 
-def _mlp(config: Eagle3Config, take: _Taker) -> MlpWeights:
+def _mlp(config: Eagle3Config, take: _Taker, split: Split) -> MlpWeights:
     prefix, hidden, inner = "midlayer.mlp.", config.hidden_size, config.intermediate_size
     parts = (("gate_proj", inner), ("up_proj", inner))
     return MlpWeights(
         gate_up=torch.cat([take(f"{prefix}{part}.weight", size, hidden) for part, size in parts]),
         gate_up_bias=take.fused_bias(prefix, parts),
         down=take(f"{prefix}down_proj.weight", hidden, inner),
-        down_bias=take.optional(f"{prefix}down_proj.bias", hidden),
+        down_bias=_own_bias(take.optional(f"{prefix}down_proj.bias", hidden), split),
     )
+
+
+def _own_bias(bias: Tensor | None, split: Split) -> Tensor | None:
+    return bias if split.keeps_bias() else None
 
 
 def _canonical(name: str) -> str:
@@ -162,18 +172,19 @@ def _canonical(name: str) -> str:
     return RENAMES.get(name, name)
 
 
-def _embedding(config: Eagle3Config, found: dict[str, Tensor], target: Target) -> Tensor:
+def _embedding(config: Eagle3Config, found: dict[str, Stored], target: Target) -> Tensor:
     """The checkpoint's embedding, or the target's, also when the checkpoint only repeats it."""
     shared = target.embed.weight.detach()
     own = found.pop("embed_tokens.weight", None)
     if own is None:
         return shared
-    if own.shape != shared.shape:
+    whole = (target.facts.vocab_size, target.facts.hidden_size)
+    if own.shape != whole:
         raise ModelError(
             f"{config.directory}: tensor embed_tokens.weight has shape {list(own.shape)}, "
-            f"the target's embedding has {list(shared.shape)}"
+            f"the target's embedding has {list(whole)}"
         )
-    return shared if torch.equal(own, shared) else own
+    return shared if torch.equal(own.part, shared) else own.part
 
 
 def _lm_head(config: Eagle3Config, take: _Taker, target: Target) -> Tensor:

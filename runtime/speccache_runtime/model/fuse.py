@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from speccache_runtime.model.layer import AttentionWeights, LayerWeights, MlpWeights, RmsNorm
+from speccache_runtime.model.split import Split
 
 FUSABLE = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"})
 """Layer classes that compute exactly what `layer.decode_layer` does. Others run as transformers' modules."""
@@ -25,14 +26,17 @@ def is_fusable(model: PreTrainedModel) -> bool:
     return silu and all(type(layer).__name__ in FUSABLE for layer in layers)
 
 
-def share_projections(layer: Any, *, device: torch.device, dtype: torch.dtype) -> None:
-    """Gives q, k and v, and gate and up, one uninitialised tensor each; their parameters become views of it."""
+def share_projections(layer: Any, split: Split, *, device: torch.device, dtype: torch.dtype) -> None:
+    """Gives q, k and v, and gate and up, one uninitialised tensor each; their parameters become views of it.
+
+    Afterwards a parameter has the rows of `split` only, whatever its module says of its size.
+    """
     attention, mlp = layer.self_attn, layer.mlp
-    _share((attention.q_proj, attention.k_proj, attention.v_proj), device, dtype)
-    _share((mlp.gate_proj, mlp.up_proj), device, dtype)
+    _share({name: getattr(attention, name) for name in ("q_proj", "k_proj", "v_proj")}, split, device, dtype)
+    _share({name: getattr(mlp, name) for name in ("gate_proj", "up_proj")}, split, device, dtype)
 
 
-def fused_layer(layer: Any, config: Any) -> LayerWeights:
+def fused_layer(layer: Any, config: Any, split: Split) -> LayerWeights:
     """The layer's weights for `decode_layer`; valid as long as the layer. Its parameters must be loaded and shared."""
     attention, mlp = layer.self_attn, layer.mlp
     qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
@@ -41,8 +45,8 @@ def fused_layer(layer: Any, config: Any) -> LayerWeights:
     return LayerWeights(
         input_norm=RmsNorm(layer.input_layernorm.weight.detach(), eps),
         attention=AttentionWeights(
-            heads=qkv[0].out_features // head_dim,
-            kv_heads=qkv[1].out_features // head_dim,
+            heads=qkv[0].weight.shape[0] // head_dim,
+            kv_heads=qkv[1].weight.shape[0] // head_dim,
             head_dim=head_dim,
             scale=float(attention.scaling),
             qkv=_whole(qkv, "weight"),
@@ -50,26 +54,26 @@ def fused_layer(layer: Any, config: Any) -> LayerWeights:
             q_norm=_norm(attention, "q_norm", eps),
             k_norm=_norm(attention, "k_norm", eps),
             o=attention.o_proj.weight.detach(),
-            o_bias=_bias(attention.o_proj),
+            o_bias=_bias(attention.o_proj) if split.keeps_bias() else None,
         ),
         post_norm=RmsNorm(layer.post_attention_layernorm.weight.detach(), eps),
         mlp=MlpWeights(
             gate_up=_whole((mlp.gate_proj, mlp.up_proj), "weight"),
             gate_up_bias=None if mlp.gate_proj.bias is None else _whole((mlp.gate_proj, mlp.up_proj), "bias"),
             down=mlp.down_proj.weight.detach(),
-            down_bias=_bias(mlp.down_proj),
+            down_bias=_bias(mlp.down_proj) if split.keeps_bias() else None,
         ),
     )
 
 
-def _share(parts: tuple[nn.Linear, ...], device: torch.device, dtype: torch.dtype) -> None:
+def _share(parts: dict[str, nn.Linear], split: Split, device: torch.device, dtype: torch.dtype) -> None:
     for kind in ("weight", "bias"):
-        old: list[Tensor] = [tensor for part in parts if (tensor := getattr(part, kind)) is not None]
+        old: list[Tensor] = [tensor for part in parts.values() if (tensor := getattr(part, kind)) is not None]
         if not old:
             continue
-        rows = [tensor.shape[0] for tensor in old]
+        rows = [split.rows(f"{name}.{kind}", tensor.shape[0]) for name, tensor in zip(parts, old, strict=True)]
         whole = torch.empty((sum(rows), *old[0].shape[1:]), device=device, dtype=dtype)
-        for part, view in zip(parts, whole.split(rows), strict=True):
+        for part, view in zip(parts.values(), whole.split(rows), strict=True):
             setattr(part, kind, nn.Parameter(view, requires_grad=False))
 
 

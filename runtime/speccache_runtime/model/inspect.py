@@ -71,6 +71,7 @@ def target_facts(directory: Path) -> ModelFacts:
         hidden_size=positive(directory, config, "hidden_size"),
         vocab_size=positive(directory, config, "vocab_size"),
         max_positions=positive(directory, config, "max_position_embeddings"),
+        shares=_shares(directory, config),
         identity=_identity(directory, files),
         model_type=TARGET_ARCHITECTURES[architecture],
     )
@@ -94,6 +95,7 @@ def draft_facts(directory: Path) -> ModelFacts:
         hidden_size=config.hidden_size,
         vocab_size=config.vocab_size,
         max_positions=config.max_positions,
+        shares=math.gcd(config.heads, config.intermediate_size, config.target_hidden_size),
         identity=identity,
         model_type="eagle3",
     )
@@ -155,6 +157,16 @@ def _check_shape(directory: Path, config: dict[str, Any], table: dict[str, Tenso
             raise ModelError(
                 f"{directory}: tensor {tensor.name} has shape {list(tensor.shape)}, the config says {[rows, hidden]}"
             )
+
+
+def _shares(directory: Path, config: dict[str, Any]) -> int:
+    """Heads and the inner size of the MLP must divide over ranks. Other activations run as transformers' modules, which
+    are not split.
+    """
+    if config.get("hidden_act", "silu") not in ("silu", "swish"):
+        return 1
+    heads = positive(directory, config, "num_attention_heads")
+    return math.gcd(heads, positive(directory, config, "intermediate_size"))
 
 
 def _parameters(table: dict[str, TensorInfo]) -> int:

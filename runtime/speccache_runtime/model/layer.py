@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from speccache_runtime.model.attention import AttentionBackend, Prepared
+from speccache_runtime.model.collective import Collective
 from speccache_runtime.model.rope import rotate
 
 
@@ -84,16 +85,22 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class LayerCall:
-    """What all layers of one packed pass share: rotated positions (see Rope), who attends, and what it has prepared."""
+    """What all layers of one packed pass share: rotated positions (see Rope), who attends, what it has prepared, and
+    the ranks that hold the other heads and parts of the MLP.
+    """
 
     cos: Tensor
     sin: Tensor
     backend: AttentionBackend
     prepared: Prepared
+    ranks: Collective
 
 
 def attend(w: AttentionWeights, x: Tensor, call: LayerCall, buffers: tuple[Tensor, ...]) -> Tensor:
-    """Self-attention of normed rows `x` `[T, in]` over a layer's `buffers`, which get their K/V. Returns `[T, H]`."""
+    """Self-attention of normed rows `x` `[T, in]` over a layer's `buffers`, which get their K/V.
+
+    Returns `[T, H]`: with several ranks, this rank's heads' part of the sum.
+    """
     rows, rotated = x.shape[0], w.heads + w.kv_heads
     qkv = F.linear(x, w.qkv, w.qkv_bias).view(rows, rotated + w.kv_heads, w.head_dim)
     if w.q_norm is None or w.k_norm is None:
@@ -108,12 +115,23 @@ def attend(w: AttentionWeights, x: Tensor, call: LayerCall, buffers: tuple[Tenso
 
 
 def feed_forward(w: MlpWeights, x: Tensor) -> Tensor:
-    """The gated MLP of normed rows `[T, H]`."""
+    """The gated MLP of normed rows `[T, H]`; with several ranks, this rank's part of the sum."""
     gate, up = F.linear(x, w.gate_up, w.gate_up_bias).chunk(2, dim=-1)
     return F.linear(F.silu(gate) * up, w.down, w.down_bias)
 
 
+def embed_rows(tokens: Tensor, weight: Tensor, ranks: Collective) -> Tensor:
+    """Embeddings `[T, H]` of `tokens` int64 `[T]`; `weight` holds this rank's rows of the vocabulary, as many as every
+    rank's.
+    """
+    if ranks.size == 1:
+        return F.embedding(tokens, weight)
+    own = tokens - ranks.rank * len(weight)
+    inside = (own >= 0) & (own < len(weight))
+    return ranks.sum(F.embedding(own.where(inside, 0), weight) * inside[:, None])
+
+
 def decode_layer(w: LayerWeights, x: Tensor, call: LayerCall, buffers: tuple[Tensor, ...]) -> Tensor:
     """One whole layer: rows of the residual stream `[T, H]` in, the same after the layer out."""
-    x = x + attend(w.attention, w.input_norm(x), call, buffers)
-    return x + feed_forward(w.mlp, w.post_norm(x))
+    x = x + call.ranks.sum(attend(w.attention, w.input_norm(x), call, buffers))
+    return x + call.ranks.sum(feed_forward(w.mlp, w.post_norm(x)))

@@ -22,13 +22,15 @@ from speccache_api.geometry import ModelFacts
 from speccache_runtime.errors import ModelError
 from speccache_runtime.model import hf_attention
 from speccache_runtime.model.attention import AttentionBackend, AttentionBatch, KVPool
+from speccache_runtime.model.collective import ALONE, Collective
 from speccache_runtime.model.eos import eos_token_ids
 from speccache_runtime.model.files import read_config, reason
 from speccache_runtime.model.fuse import fused_layer, is_fusable, share_projections
 from speccache_runtime.model.hf_config import read_hf_config
 from speccache_runtime.model.inspect import target_facts
-from speccache_runtime.model.layer import LayerCall, RmsNorm, decode_layer
+from speccache_runtime.model.layer import LayerCall, RmsNorm, decode_layer, embed_rows
 from speccache_runtime.model.rope import Rope
+from speccache_runtime.model.split import Split
 from speccache_runtime.model.torch_attention import TorchAttention
 from speccache_runtime.model.weights import own, stream_weights
 
@@ -55,23 +57,25 @@ class Target:
         aux_layers: tuple[int, ...],
         *,
         fused: bool,
+        ranks: Collective,
     ) -> None:
         self.directory = directory
+        self.ranks = ranks
         self.model = model
         self.facts = facts
         self.eos_token_ids = eos_token_ids
         self.aux_layers = aux_layers
         self.config: PreTrainedConfig = model.config
         self.embed = cast(nn.Embedding, model.get_input_embeddings())
-        self.backend: AttentionBackend = TorchAttention(
-            self.config.num_attention_heads // self.config.num_key_value_heads
-        )
+        kv_heads = max(1, self.config.num_key_value_heads // ranks.size)
+        self.backend: AttentionBackend = TorchAttention(self.config.num_attention_heads // ranks.size // kv_heads)
         self._decoder: Any = model.get_decoder()
         self.lm_head: Tensor = model.get_output_embeddings().weight.detach()
         self._captures = frozenset(aux_layers)
         self._norm = RmsNorm(self._decoder.norm.weight.detach(), float(self.config.rms_norm_eps))
         self._rope = Rope.of_module(self._decoder.rotary_emb, facts.max_positions)
-        self._layers = tuple(fused_layer(layer, self.config) for layer in self._decoder.layers) if fused else ()
+        split = Split.of(ranks, self.config.num_key_value_heads)
+        self._layers = tuple(fused_layer(layer, self.config, split) for layer in self._decoder.layers) if fused else ()
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor, positions: Tensor, pool: KVPool, batch: AttentionBatch) -> TargetOutput:
@@ -88,8 +92,8 @@ class Target:
         self, tokens: Tensor, positions: Tensor, pool: KVPool, batch: AttentionBatch
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Through our own layers. Returns the normed hidden rows and the outputs of the aux layers."""
-        x = F.embedding(tokens, self.embed.weight)
-        call = LayerCall(*self._rope(positions, x.dtype), self.backend, self.backend.prepare(batch, pool))
+        x = embed_rows(tokens, self.embed.weight, self.ranks)
+        call = LayerCall(*self._rope(positions, x.dtype), self.backend, self.backend.prepare(batch, pool), self.ranks)
         captured = {}
         for number, layer in enumerate(self._layers):
             batch.before_layer(number)
@@ -123,9 +127,10 @@ class Target:
         return out.last_hidden_state.squeeze(0), captured
 
     @torch.inference_mode()
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits `[R, V]` in float32 of hidden rows `[R, H]` taken from a forward."""
-        return F.linear(hidden, self.lm_head).float()
+    def logits(self, hidden: Tensor) -> Tensor | None:
+        """Logits `[R, V]` in float32 of hidden rows `[R, H]` taken from a forward; on rank 0 only, None elsewhere."""
+        whole = self.ranks.gather(F.linear(hidden, self.lm_head).float())
+        return None if whole is None else whole[:, : self.facts.vocab_size]
 
 
 def _capture(into: dict[int, Tensor], layer: int, _module: nn.Module, _inputs: object, output: Tensor) -> None:
@@ -133,12 +138,19 @@ def _capture(into: dict[int, Tensor], layer: int, _module: nn.Module, _inputs: o
 
 
 def load_target(
-    path: Path, *, device: torch.device, dtype: torch.dtype, aux_layers: tuple[int, ...], fuse: bool = True
+    path: Path,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    aux_layers: tuple[int, ...],
+    fuse: bool = True,
+    ranks: Collective = ALONE,
 ) -> Target:
     """Loads a target from a directory of safetensors; its computation and KV are in `dtype`.
 
     `aux_layers` are the layers (from 0) whose output, the residual stream after them, is captured as features.
     With `fuse`, layers of a known shape run through our own code, which is faster; without, as transformers' modules.
+    Of several `ranks` each loads its part.
     Raises ModelError if files are missing or broken, if the architecture is not served, if a tensor is missing, unknown
     or of the wrong shape, or if an aux layer does not exist.
     """
@@ -151,12 +163,20 @@ def load_target(
     hf_attention.register()
     model = _empty_model(path)
     fuse = fuse and is_fusable(model)
+    if ranks.size > 1 and (not fuse or facts.shares % ranks.size):
+        raise ModelError(
+            f"{path}: the model cannot be split over {ranks.size} ranks (it can over divisors of {facts.shares}); "
+            "set parallelism.tensor to one of them"
+        )
+    split = Split.of(ranks, model.config.num_key_value_heads)
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters(remove_duplicate=False)}
     if fuse:
         for layer in cast(Any, model.get_decoder()).layers:
-            share_projections(layer, device=device, dtype=dtype)
-    _fill(model, path, device=device, dtype=dtype)
+            share_projections(layer, split, device=device, dtype=dtype)
+    _fill(model, path, shapes, split, device=device, dtype=dtype)
     model.requires_grad_(False)
-    return Target(path, model.eval(), facts, eos_token_ids(path, read_config(path)), aux_layers, fused=fuse)
+    eos = eos_token_ids(path, read_config(path))
+    return Target(path, model.eval(), facts, eos, aux_layers, fused=fuse, ranks=ranks)
 
 
 def _empty_model(path: Path) -> PreTrainedModel:
@@ -170,18 +190,35 @@ def _empty_model(path: Path) -> PreTrainedModel:
         raise ModelError(f"{path}: config.json describes no model that can be built: {reason(error)}") from error
 
 
-def _fill(model: PreTrainedModel, path: Path, *, device: torch.device, dtype: torch.dtype) -> None:
-    """Loads every parameter and makes the buffers; on return nothing is left on the meta device."""
+def _fill(
+    model: PreTrainedModel,
+    path: Path,
+    shapes: dict[str, tuple[int, ...]],
+    split: Split,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> None:
+    """Loads this rank's part of every parameter and makes the buffers; on return nothing is left on the meta device.
+
+    `shapes` are those of the whole parameters.
+    """
     wanted = dict(model.named_parameters(remove_duplicate=False))
     tied = bool(model.config.tie_word_embeddings)
     if tied:
         del wanted[OUTPUT_HEAD]
-    for name, tensor in stream_weights(path):
+    for stored in stream_weights(path, split):
+        name = stored.name
         if name.endswith("rotary_emb.inv_freq") or (tied and name == OUTPUT_HEAD):
             continue  # Old checkpoints hold it, but it follows from the config or from the embedding.
         if name not in wanted:
             raise ModelError(f"{path}: tensor {name} is not part of {type(model).__name__}, or is there twice")
-        _load(model, path, name, wanted.pop(name), tensor, device=device, dtype=dtype)
+        if stored.shape != shapes[name]:
+            raise ModelError(
+                f"{path}: tensor {name} has shape {list(stored.shape)}, the config says {list(shapes[name])}"
+            )
+        part = split.padded(name, stored.part, stored.shape[0]) if stored.shape else stored.part
+        _load(model, path, name, wanted.pop(name), part, device=device, dtype=dtype)
     if wanted:
         missing = ", ".join(sorted(wanted)[:3]) + (f" and {len(wanted) - 3} more" if len(wanted) > 3 else "")
         raise ModelError(f"{path}: tensors are missing from the weights: {missing}")
@@ -204,10 +241,6 @@ def _load(
     dtype: torch.dtype,
 ) -> None:
     """Puts a stored tensor where `parameter` is: into its memory if it has some, else in its place."""
-    if parameter.shape != tensor.shape:
-        raise ModelError(
-            f"{path}: tensor {name} has shape {list(tensor.shape)}, the config says {list(parameter.shape)}"
-        )
     if not tensor.is_floating_point():
         raise ModelError(f"{path}: tensor {name} is stored as {tensor.dtype}; quantised weights are not served yet")
     if parameter.is_meta:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,31 +17,46 @@ from torch import Tensor
 
 from speccache_runtime.errors import ModelError
 from speccache_runtime.model.files import FLOAT_DTYPES, SAFETENSORS, TORCH_BIN, safetensors_files, tensor_table
+from speccache_runtime.model.split import Split
 
 
-def stream_weights(directory: Path) -> Iterator[tuple[str, Tensor]]:
-    """Yields (name, tensor) of all weights, on the CPU and in the dtype they are stored in.
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One tensor of a checkpoint: `part` is what this rank needs of it, on the CPU and in the dtype it is stored in;
+    `shape` is that of the whole.
 
-    A tensor may refer to the mapped file: copy what is kept (see `own`). Raises ModelError for missing or broken files
-    and for quantised weights.
+    `part` may refer to the mapped file: copy what is kept (see `own`).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    part: Tensor
+
+
+def stream_weights(directory: Path, split: Split) -> Iterator[Stored]:
+    """Yields all weights, of each the part of `split`; no more than that is read of a safetensors file.
+
+    Raises ModelError for missing or broken files and for quantised weights.
     """
     files = safetensors_files(directory)
     if files:
-        yield from _from_safetensors(files)
+        yield from _from_safetensors(files, split)
     elif (directory / TORCH_BIN).is_file():
-        yield from _from_torch(directory / TORCH_BIN)
+        yield from _from_torch(directory / TORCH_BIN, split)
     else:
         raise ModelError(f"{directory}: no weights found; expected {SAFETENSORS} (or its shards with an index)")
 
 
-def _from_safetensors(files: tuple[Path, ...]) -> Iterator[tuple[str, Tensor]]:
+def _from_safetensors(files: tuple[Path, ...], split: Split) -> Iterator[Stored]:
     table = tensor_table(files)
     for file in files:
         names = [info.name for info in table.values() if info.file == file]
         with _open(file) as opened:
             for name in names:
                 _refuse_quantised(name, table[name].dtype, file)
-                yield name, opened.get_tensor(name)
+                shape = table[name].shape
+                part = opened.get_slice(name)[split(name, shape)] if shape else opened.get_tensor(name)
+                yield Stored(name, shape, part)
 
 
 @contextlib.contextmanager
@@ -52,7 +68,7 @@ def _open(file: Path) -> Iterator[safe_open]:
         raise ModelError(f"{file}: cannot be read: {error}") from error
 
 
-def _from_torch(file: Path) -> Iterator[tuple[str, Tensor]]:
+def _from_torch(file: Path, split: Split) -> Iterator[Stored]:
     """A pickled checkpoint, read with pickle's tensors-only subset: nothing in the file can run code."""
     try:
         state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
@@ -63,7 +79,8 @@ def _from_torch(file: Path) -> Iterator[tuple[str, Tensor]]:
     if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
         raise ModelError(f"{file}: must hold a dictionary of tensors")
     for name, tensor in state.items():
-        yield str(name), tensor
+        shape = tuple(tensor.shape)
+        yield Stored(str(name), shape, tensor[split(str(name), shape)])
 
 
 def own(tensor: Tensor, *, device: torch.device, dtype: torch.dtype) -> Tensor:

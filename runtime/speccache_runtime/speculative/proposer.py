@@ -68,7 +68,7 @@ class Eagle3Proposer:
         chosen = send(torch.stack([last[order], torch.tensor([work[i].row for i in order])]), self._device)
         hidden, rows = hidden[chosen[0]], chosen[1]
         for step in range(work[order[0]].want):
-            tokens = self._best(hidden)
+            tokens = self._head.best(hidden)
             into[rows[: len(order)], step] = tokens
             order = [i for i in order if work[i].want > step + 1]
             if not order:
@@ -88,6 +88,3 @@ class Eagle3Proposer:
         packed = pack([Rows(w.row, w.start, len(w.next_tokens)) for w in work], tables, self._device, draft=True)
         hidden = self._head.fuse(features)
         return self._head.forward(tokens, hidden, packed.positions, self._pool, packed.attention)
-
-    def _best(self, hidden: Tensor) -> Tensor:
-        return self._head.to_target_ids(self._head.logits(hidden).argmax(dim=-1))

@@ -12,24 +12,46 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
 
 from speccache_runtime.cache.storage_io import Storage
 from speccache_runtime.cache.transfer import Transfer
+from speccache_runtime.config import EngineConfig
 from speccache_runtime.engine.parallel.channel import Channel
-from speccache_runtime.engine.parallel.messages import Answer, Failed, Message, Order, Ready, Start, Stop
+from speccache_runtime.engine.parallel.meeting import leave, meet
+from speccache_runtime.engine.parallel.messages import (
+    Answer,
+    Failed,
+    Message,
+    Order,
+    Propose,
+    Ready,
+    Start,
+    Step,
+    Stop,
+)
 from speccache_runtime.engine.parallel.spread import SpreadStorage, SpreadTransfer
+from speccache_runtime.engine.runner import Runner
 from speccache_runtime.errors import RankError
+from speccache_runtime.model.collective import ProcessGroup
+from speccache_runtime.steps import StepPlan, StepResult
 
 logger = logging.getLogger(__name__)
 
 END_TIMEOUT_S = 10.0
 """How long a rank that was told to stop may take before it is killed."""
+
+COLLECTIVE_TIMEOUT_S = 60.0
+"""How long one rank waits for another inside a pass. They compute the same, so they arrive within milliseconds."""
 
 
 @dataclass(slots=True)
@@ -47,20 +69,50 @@ class _Rank:
     channel: Channel
 
 
+class LeadRunner:
+    """The runner of rank 0: has every rank run what it runs."""
+
+    def __init__(self, runner: Runner, ranks: Ranks) -> None:
+        self._runner = runner
+        self._ranks = ranks
+
+    @property
+    def lookahead(self) -> int:
+        """As the runner's."""
+        return self._runner.lookahead
+
+    def submit(self, plan: StepPlan) -> None:
+        """Starts the target's part of a step on all ranks."""
+        self._ranks.tell(Step(plan))
+        self._runner.submit(plan)
+
+    def result(self) -> StepResult:
+        """What this rank chose for all."""
+        return self._runner.result()
+
+    def propose(self, ended: frozenset[int]) -> tuple[int, ...]:
+        """Runs the draft's part of the step on all ranks, behind what was chosen here."""
+        self._ranks.tell(Propose(self._runner.result(), tuple(sorted(ended))))
+        return self._runner.propose(ended)
+
+
 class Ranks:
     """Ranks 1 to `size` - 1 of a replica. Made and used by one thread; `wake` is called from others."""
 
-    def __init__(self, size: int, meet: str, config: str, wake: Callable[[], None]) -> None:
-        """Starts the processes; `wait_ready` says when they can be used."""
+    def __init__(self, config: EngineConfig, wake: Callable[[], None]) -> None:
+        """Starts the processes; `join` and `wait_for` bring them to where they can be used."""
         self._wake = wake
+        self._meet = Path(tempfile.mkdtemp(prefix="speccache-ranks-")) / "store"
         self._heard: queue.SimpleQueue[tuple[int, Message | RankError]] = queue.SimpleQueue()
         self._asked: dict[int, _Asked] = {}
         self._last = 0
         self._stopping = False
-        self._ready = 0
-        self._ranks = [self._start(rank, size, meet, config) for rank in range(1, size)]
+        self._ready: dict[str, int] = {"here": 0, "loaded": 0}
+        self._ranks: list[_Rank] = []
+        for rank in range(1, config.tensor):
+            self._ranks.append(self._start(rank, config))
 
-    def _start(self, rank: int, size: int, meet: str, config: str) -> _Rank:
+    def _start(self, rank: int, config: EngineConfig) -> _Rank:
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
@@ -73,7 +125,7 @@ class Ranks:
             )
         made = _Rank(rank, process, Channel(ours))
         threading.Thread(target=self._listen, args=(made,), name=f"rank-{rank}", daemon=True).start()
-        made.channel.send(Start(rank, size, meet, config))
+        made.channel.send(Start(rank, config.tensor, str(self._meet), COLLECTIVE_TIMEOUT_S, config.to_json()))
         return made
 
     def _listen(self, rank: _Rank) -> None:
@@ -117,7 +169,7 @@ class Ranks:
         if isinstance(message, Failed):
             raise RankError(f"rank {rank} failed: {message.text}")
         if isinstance(message, Ready):
-            self._ready += 1
+            self._ready[message.stage] += 1
             return
         assert isinstance(message, Answer)
         asked = self._asked[message.number]
@@ -126,9 +178,17 @@ class Ranks:
             del self._asked[message.number]
             asked.then(asked.answers)
 
-    def wait_ready(self) -> None:
-        """Blocks until all ranks have loaded their models. Raises RankError when one cannot."""
-        while self._ready < len(self._ranks):
+    def join(self, config: EngineConfig) -> ProcessGroup:
+        """Blocks until all ranks can talk to each other. Raises RankError when one cannot."""
+        self.wait_for("here")
+        try:
+            return meet(config, 0, self._meet, COLLECTIVE_TIMEOUT_S)
+        finally:
+            shutil.rmtree(self._meet.parent, ignore_errors=True)
+
+    def wait_for(self, stage: Literal["here", "loaded"]) -> None:
+        """Blocks until all ranks have come as far. Raises RankError when one cannot."""
+        while self._ready[stage] < len(self._ranks):
             self._take(*self._heard.get())
 
     # ---- what the cache needs
@@ -161,3 +221,4 @@ class Ranks:
                 rank.process.kill()
                 rank.process.wait()
             rank.channel.close()
+        leave()

@@ -21,11 +21,13 @@ Moves = tuple[tuple[int, int, bool], ...]
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The first message: who this rank is, where the ranks meet, and the engine's settings as JSON."""
+    """The first message: who this rank is, where the ranks meet, the time limit of what they do together, in seconds,
+    and the engine's settings as JSON."""
 
     rank: int
     size: int
     meet: str
+    timeout: float
     config: str
     kind: Literal["start"] = "start"
 
@@ -106,8 +108,9 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """This rank has loaded its part of the models."""
+    """This rank has come as far: its program is there, or its part of the models is loaded."""
 
+    stage: Literal["here", "loaded"]
     kind: Literal["ready"] = "ready"
 
 

@@ -1,0 +1,166 @@
+"""A rank that decides nothing: it does to its own pages and its part of the models what rank 0 says, in that order."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from speccache_runtime.cache.layout import HostRecord
+from speccache_runtime.cache.loads import Loads
+from speccache_runtime.cache.pool import HostArena
+from speccache_runtime.cache.storage.store import PairStore
+from speccache_runtime.cache.storage_io import READERS, WRITERS, Workers
+from speccache_runtime.cache.transfer import Job, Move
+from speccache_runtime.cache.transfers import make_transfer
+from speccache_runtime.config import EngineConfig
+from speccache_runtime.engine.parallel.channel import Channel
+from speccache_runtime.engine.parallel.meeting import leave, meet
+from speccache_runtime.engine.parallel.messages import (
+    Backup,
+    Failed,
+    Found,
+    Load,
+    Lookup,
+    Message,
+    Moved,
+    Moves,
+    Propose,
+    Read,
+    Ready,
+    Start,
+    Step,
+    Stop,
+    WasRead,
+    WasWritten,
+    Write,
+)
+from speccache_runtime.engine.parts import load_parts
+from speccache_runtime.engine.runner import Runner
+from speccache_runtime.errors import RankError
+from speccache_runtime.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+_COPY_POLL_S = 0.0005
+"""How often a thread looks whether a copy on a GPU has ended."""
+
+
+def follow(channel: Channel) -> None:
+    """Serves until rank 0 says stop. Raises RankError when rank 0 is gone, and what else goes wrong; rank 0 is told."""
+    start = channel.receive()
+    if not isinstance(start, Start):
+        raise RankError("rank 0 did not say how to start")
+    try:
+        channel.send(Ready("here"))
+        config = EngineConfig.from_json(start.config)
+        ranks = meet(config, start.rank, Path(start.meet), start.timeout)
+        parts = load_parts(config, ranks, Metrics(CollectorRegistry()))
+        record = HostRecord(parts.pool.layout, parts.draft_pool.layout if parts.draft_pool else None)
+        arena = HostArena(record, config.host_pages, pinned=parts.pool.device.type == "cuda")
+        loads = Loads(make_transfer(arena, parts.pool, parts.draft_pool))
+        runner = Runner(
+            target=parts.target,
+            pool=parts.pool,
+            proposer=parts.proposer,
+            loads=loads,
+            rows=config.max_running,
+            num_steps=config.num_steps,
+        )
+        follower = _Follower(channel, runner, loads, arena, parts.store)
+        channel.send(Ready("loaded"))
+        follower.serve()
+    except Exception as error:
+        channel.send(Failed(f"{type(error).__name__}: {error}"))
+        raise
+    finally:
+        leave()
+
+
+class _Follower:
+    """Carries out messages. Steps and copies run here, in order; storage runs on threads, as on rank 0."""
+
+    def __init__(
+        self, channel: Channel, runner: Runner, loads: Loads, arena: HostArena, store: PairStore | None
+    ) -> None:
+        self._channel = channel
+        self._runner = runner
+        self._loads = loads
+        self._arena = arena
+        self._store = store
+        self._copies = Workers(1, "copies")
+        self._readers = Workers(READERS, "storage-read")
+        self._writers = Workers(WRITERS, "storage-write")
+
+    def serve(self) -> None:
+        """Until a stop."""
+        while not isinstance(message := self._channel.receive(), Stop):
+            if message is None:
+                raise RankError("rank 0 has ended without saying so")
+            self._loads.finished()
+            self._do(message)
+
+    def _do(self, message: Message) -> None:
+        match message:
+            case Step(plan):
+                self._runner.submit(plan)
+            case Propose(result, ended):
+                self._runner.adopt(result)
+                self._runner.propose(frozenset(ended))
+            case Load(number, moves):
+                self._report(number, self._loads.job(self._loads.start(_moves(moves))))
+            case Backup(number, moves):
+                self._report(number, self._loads.transfer.backup(_moves(moves)))
+            case Lookup() | Read() | Write():
+                self._ask_storage(message)
+            case _:
+                raise RankError(f"rank 0 sent {message.kind}, which is nothing to do")
+
+    def _report(self, number: int, job: Job) -> None:
+        """Tells rank 0 when a copy has ended."""
+        if job.done():
+            self._channel.send(Moved(number))
+            return
+
+        def wait() -> None:
+            while not job.done():
+                time.sleep(_COPY_POLL_S)
+            self._channel.send(Moved(number))
+
+        self._copies.submit(wait)
+
+    def _ask_storage(self, message: Lookup | Read | Write) -> None:
+        store = self._store
+        if store is None:
+            raise RankError("rank 0 has a storage tier and this rank has none")
+
+        def lookup(asked: Lookup) -> None:
+            found = store.lookup([bytes.fromhex(key) for key in asked.keys])
+            self._channel.send(Found(asked.number, tuple(presence.draft for presence in found)))
+
+        def read(asked: Read) -> None:
+            target, draft = self._halves(asked.host, asked.draft)
+            result = store.read_pair(bytes.fromhex(asked.key), target, draft)
+            self._channel.send(WasRead(asked.number, result.target, result.draft))
+
+        def write(asked: Write) -> None:
+            target, draft = self._halves(asked.host, asked.draft)
+            result = store.write_pair(bytes.fromhex(asked.key), target, draft, asked.successors)
+            self._channel.send(WasWritten(asked.number, result.target, result.draft))
+
+        match message:
+            case Lookup():
+                self._readers.submit(lambda: lookup(message))
+            case Read():
+                self._readers.submit(lambda: read(message))
+            case Write():
+                self._writers.submit(lambda: write(message))
+
+    def _halves(self, host: int, draft: bool) -> tuple[memoryview, memoryview | None]:
+        return self._arena.target_half(host), self._arena.draft_half(host) if draft else None
+
+
+def _moves(moves: Moves) -> list[Move]:
+    return [Move(*move) for move in moves]

@@ -1,0 +1,134 @@
+"""One rank's own parts: its share of the models, its pools, its storage. The same code on every rank.
+
+What can be wrong with any of them stops the start here, in one clear line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from speccache_api.fingerprint import draft_digest, namespace_digest
+from speccache_api.geometry import KVGeometry, ModelFacts
+from speccache_runtime.cache.pool import KVPool, PoolShape
+from speccache_runtime.cache.storage.registry import BackendConfig, open_backend
+from speccache_runtime.cache.storage.store import PairStore
+from speccache_runtime.cache.storage_metrics import StorageMetrics
+from speccache_runtime.config import EngineConfig
+from speccache_runtime.errors import ConfigError, ModelError
+from speccache_runtime.metrics import Metrics
+from speccache_runtime.model.collective import Collective
+from speccache_runtime.model.draft import Eagle3Head, eagle3_aux_layers, load_eagle3
+from speccache_runtime.model.inspect import target_facts
+from speccache_runtime.model.target import Target, load_target
+from speccache_runtime.speculative.proposer import Eagle3Proposer
+from speccache_runtime.tensors import TORCH_DTYPES
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What one rank computes with. `draft_pool` and `proposer` are None without a draft, `store` without storage."""
+
+    target: Target
+    pool: KVPool
+    draft_pool: KVPool | None
+    proposer: Eagle3Proposer | None
+    store: PairStore | None
+
+
+def load_parts(config: EngineConfig, ranks: Collective, metrics: Metrics) -> Parts:
+    """Loads this rank's part of the models and opens its storage; all ranks must call it together.
+
+    Raises ConfigError, ModelError or StorageError with one clear line.
+    """
+    device = device_of(config, ranks.rank)
+    target, head = _load_models(config, ranks, device)
+    shape = _shape("target", target.facts, config.target_geometry, config)
+    draft_shape = None if head is None else _shape("draft", head.facts, config.draft_geometry, config)
+    shapes = [shape, draft_shape] if draft_shape else [shape]
+    store = _open_store(config, ranks, target.facts, head.facts if head else None, shapes, metrics)
+    pages = ranks.least(_device_pages(config, device, sum(s.layout.page_bytes for s in shapes)))
+    draft_pool = KVPool(draft_shape, pages, device) if draft_shape else None
+    proposer = Eagle3Proposer(head, draft_pool) if head and draft_pool else None
+    return Parts(target, KVPool(shape, pages, device), draft_pool, proposer, store)
+
+
+def device_of(config: EngineConfig, rank: int) -> torch.device:
+    """Where this rank computes. Raises ConfigError when the container lacks the device."""
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "resources.limits asks for nvidia.com/gpu but this container sees no CUDA device; "
+            "check the node's driver and device plugin, or remove the GPU limit to run on the CPU"
+        )
+    if config.device == "cuda":
+        # cuDNN's attention makes a plan for every new length, 9 ms each, and lengths grow with every token.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        if torch.cuda.device_count() <= rank:
+            raise ConfigError(
+                f"parallelism.tensor is {config.tensor} but this container sees {torch.cuda.device_count()} GPUs; "
+                "ask for as many in resources.limits"
+            )
+        torch.cuda.set_device(rank)
+        return torch.device("cuda", rank)
+    return torch.device(config.device)
+
+
+def _load_models(config: EngineConfig, ranks: Collective, device: torch.device) -> tuple[Target, Eagle3Head | None]:
+    dtype = TORCH_DTYPES[config.kv_dtype]
+    if config.draft_path is None:
+        return load_target(config.target_path, device=device, dtype=dtype, aux_layers=(), ranks=ranks), None
+    aux = eagle3_aux_layers(config.draft_path, target_facts(config.target_path).geometry.layers)
+    target = load_target(config.target_path, device=device, dtype=dtype, aux_layers=aux, ranks=ranks)
+    return target, load_eagle3(config.draft_path, target, device=device, dtype=dtype)
+
+
+def _shape(half: str, facts: ModelFacts, sized: KVGeometry | None, config: EngineConfig) -> PoolShape:
+    """The shape of this rank's pool. Raises ModelError if the model keeps what memory was not `sized` for."""
+    actual = PoolShape(facts.geometry, config.page_size, config.kv_dtype)
+    if facts.geometry != sized:
+        expected = 0 if sized is None else PoolShape(sized, config.page_size, config.kv_dtype).layout.page_bytes
+        raise ModelError(
+            f"the {half} model's pages take {actual.layout.page_bytes} bytes but memory was sized for {expected} "
+            f"({facts.geometry}, not {sized}): its files have changed since they were inspected, "
+            "or kvGeometry in the resource is wrong"
+        )
+    return PoolShape(facts.geometry.for_rank(config.tensor), config.page_size, config.kv_dtype)
+
+
+def _device_pages(config: EngineConfig, device: torch.device, pair_bytes: int) -> int:
+    if config.device_pages is not None:
+        return config.device_pages
+    assert config.device_memory_fraction is not None
+    free, total = torch.cuda.mem_get_info(device)
+    budget = int(total * config.device_memory_fraction) - (total - free)
+    pages = budget // pair_bytes
+    if pages < 1:
+        raise ConfigError(
+            f"kvCache.device.memoryFraction {config.device_memory_fraction} of {total} bytes leaves no room for pages "
+            f"beside the weights ({total - free} bytes are in use); raise it or use a larger GPU"
+        )
+    return pages
+
+
+def _open_store(
+    config: EngineConfig,
+    ranks: Collective,
+    target: ModelFacts,
+    draft: ModelFacts | None,
+    shapes: Sequence[PoolShape],
+    metrics: Metrics,
+) -> PairStore | None:
+    if config.storage is None:
+        return None
+    namespace = namespace_digest(target.identity, config.kv_dtype, config.page_size, f"{ranks.rank}of{ranks.size}")
+    draft_namespace = draft_digest(namespace, draft.identity, Eagle3Proposer.lookahead) if draft else None
+    return PairStore(
+        open_backend(BackendConfig("file", config.storage.path)),
+        bytes.fromhex(namespace),
+        bytes.fromhex(draft_namespace) if draft_namespace else None,
+        shapes[0].layout.page_bytes,
+        shapes[1].layout.page_bytes if draft else 0,
+        StorageMetrics(metrics),
+    )
