@@ -5,7 +5,7 @@
     hostPages    = from size, tokens or ratio           (one count: the draft pool has the target's slots)
     hostTarget   = hostPages * target bytes per page
     hostDraft    = hostPages * draft bytes per page     (what others call "doubled"; exact here)
-    sharedMemory = SHARED_MEMORY_PER_RANK * ranks at /dev/shm, where GPU ranks talk (NCCL); 0 for one rank and on the CPU
+    sharedMemory = SHARED_MEMORY_PER_RANK * ranks at /dev/shm, by which GPU ranks talk; 0 for one rank and on the CPU
     overhead     = runtime, CUDA context, peak while loading weights, and RANK_OVERHEAD for each further rank
     device       = weights and device pages, only when the device is the CPU
     limit        = request = the sum, rounded up to MiB (pinned pages cannot be reclaimed)

@@ -163,6 +163,10 @@ def edit_json(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps({key: value for key, value in data.items() if value is not None}))
 
 
+def write_json(path: Path, data: Any) -> None:
+    path.write_text(json.dumps(data))
+
+
 @pytest.fixture(scope="session")
 def tools() -> SimpleNamespace:
     """The helpers of this file: test modules cannot import a conftest by name."""
@@ -173,6 +177,7 @@ def tools() -> SimpleNamespace:
         pack=pack,
         random_tokens=random_tokens,
         edit_json=edit_json,
+        write_json=write_json,
         FAMILIES=FAMILIES,
         SHAPE=SHAPE,
         PAGE_SIZE=PAGE_SIZE,
