@@ -156,7 +156,7 @@ def run_pair(target_path: Path, head_path: Path, ranks: Any, tools: SimpleNamesp
         target = load_target(target_path, device=CPU, dtype=torch.float32, aux_layers=(0, 2, 3), ranks=ranks)
         head = load_eagle3(head_path, target, device=CPU, dtype=torch.float32)
     pool = rank_pool(head.facts.geometry, ranks.size, pages=8)
-    features = torch.randn(20, 3 * 48, generator=torch.Generator().manual_seed(1))
+    features = torch.randn(20, 3 * 48, generator=torch.Generator().manual_seed(1), dtype=torch.float32)
     tokens = tools.random_tokens(21, seed=4)
     batch, rows, positions = tools.pack([(tokens, 0, 20, [5, 2])], 16)
     hidden = head.forward(rows, head.fuse(features), positions, pool, batch)
