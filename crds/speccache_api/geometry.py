@@ -156,9 +156,9 @@ class ModelFacts:
     hidden_size: int = 0
     vocab_size: int = 0
     max_positions: int = 0
-    shares: int = 0
     identity: str = ""
     model_type: str = ""
+    shares: int = 0
 
     def __post_init__(self) -> None:
         for name in ("parameters", "hidden_size", "vocab_size", "max_positions", "shares"):

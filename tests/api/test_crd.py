@@ -39,7 +39,16 @@ def test_the_file_is_up_to_date(folder: str) -> None:
 
 def test_only_what_is_served_now_is_in_the_schema() -> None:
     spec = root_schema()["properties"]["spec"]["properties"]
-    assert sorted(spec) == ["drain", "kvCache", "memory", "model", "replicas", "resources", "speculative"]
+    assert sorted(spec) == [
+        "drain",
+        "kvCache",
+        "memory",
+        "model",
+        "parallelism",
+        "replicas",
+        "resources",
+        "speculative",
+    ]
     assert sorted(spec["kvCache"]["properties"]) == ["device", "dtype", "host", "pageSize", "storage"]
 
 

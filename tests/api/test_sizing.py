@@ -12,6 +12,8 @@ from speccache_api.quantity import MIB, parse_bytes
 from speccache_api.resource import SpecCacheDeployment
 from speccache_api.sizing import (
     DEFAULT_OVERHEAD,
+    RANK_OVERHEAD,
+    SHARED_MEMORY_PER_RANK,
     MemoryPlan,
     SizingError,
     known_inspection,
@@ -19,7 +21,7 @@ from speccache_api.sizing import (
     shortfall,
     size_memory,
 )
-from speccache_api.spec import Spec
+from speccache_api.spec import Parallelism, Spec
 
 _LLAMA = ModelFacts(KVGeometry.heads(32, 8, 128), 8_030_261_248, 4096, 128256, 131072, "a" * 64, "llama")
 _EAGLE = ModelFacts(KVGeometry.heads(1, 8, 128), 424_000_000, 4096, 128256, 131072, "b" * 64, "eagle3")
@@ -234,10 +236,10 @@ _DEEPSEEK = ModelFacts(KVGeometry.latent(61, 512, 64), 671 * 10**9, 7168, 129280
 def test_ranks_share_the_host_tier(ranks: int) -> None:
     """Each rank keeps its heads; beyond 8 ranks the heads are repeated. Latents are kept once for all."""
     spec = _spec(host={"tokens": 64_000})
-    plan = size_memory(spec, Inspection(_LLAMA, _EAGLE), ranks)
+    plan = size_memory(_over(ranks, spec), Inspection(_LLAMA, _EAGLE))
     assert plan.host_target == 64_000 * 128 * 1024 * max(1, ranks // 8)
     assert plan.host_draft == 64_000 * 4 * 1024 * max(1, ranks // 8)
-    latent = size_memory(spec, Inspection(_DEEPSEEK, _EAGLE), ranks)
+    latent = size_memory(_over(ranks, spec), Inspection(_DEEPSEEK, _EAGLE))
     assert latent.host_target == 64_000 * 61 * 576 * 2
     assert latent.host_draft == plan.host_draft
 
@@ -245,13 +247,39 @@ def test_ranks_share_the_host_tier(ranks: int) -> None:
 def test_ranks_each_have_a_device_tier() -> None:
     """Without a GPU it is in the pod's memory, and there latents are on every rank."""
     spec = _spec(gpu=False, device={"tokens": 64_000})
-    two = size_memory(spec, Inspection(replace(_DEEPSEEK, parameters=0), replace(_EAGLE, parameters=0)), ranks=2)
+    two = size_memory(_over(2, spec), Inspection(replace(_DEEPSEEK, parameters=0), replace(_EAGLE, parameters=0)))
     assert two.device == 64_000 * (2 * 61 * 576 * 4 + 8 * 1024)
 
 
 def test_heads_that_do_not_divide_over_the_ranks() -> None:
     with pytest.raises(SizingError, match=r"spec\.model: 8 KV heads cannot be shared evenly by 3 ranks"):
-        size_memory(_spec(), Inspection(_LLAMA, _EAGLE), ranks=3)
+        size_memory(_over(3, _spec()), Inspection(_LLAMA, _EAGLE))
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_a_further_rank_costs_a_process_and_on_gpus_the_memory_they_talk_by(gpu: bool) -> None:
+    spec = _spec(gpu=gpu, device={"tokens": 64_000})
+    one, two = (size_memory(_over(ranks, spec), Inspection(_LLAMA, _EAGLE)) for ranks in (1, 2))
+    assert (two.host_target, two.host_draft, two.device) == (one.host_target, one.host_draft, one.device)
+    assert two.overhead - one.overhead == RANK_OVERHEAD["cuda" if gpu else "cpu"]
+    assert (one.shared_memory, two.shared_memory) == (0, 2 * SHARED_MEMORY_PER_RANK if gpu else 0)
+    given = _over(2, _spec(gpu=gpu, device={"tokens": 64_000}, memory={"overhead": "5Gi"}))
+    assert size_memory(given, Inspection(_LLAMA, _EAGLE)).overhead == 5 << 30, "what the user says is the pod's total"
+
+
+@pytest.mark.parametrize("shares", [1, 3, 7])
+def test_a_model_that_cannot_be_cut_into_so_many_parts(shares: int) -> None:
+    facts = replace(_LLAMA, shares=shares)
+    with pytest.raises(SizingError, match=rf"spec\.parallelism\.tensor: 2 ranks.*divide into {shares}"):
+        size_memory(_over(2, _spec()), Inspection(facts, _EAGLE))
+    with pytest.raises(SizingError, match=r"spec\.parallelism\.tensor"):
+        size_memory(_over(2, _spec()), Inspection(_LLAMA, replace(_EAGLE, shares=shares)))
+    assert size_memory(_over(1, _spec()), Inspection(facts, _EAGLE)).host_pages
+
+
+def _over(ranks: int, spec: Spec) -> Spec:
+    """The same over other ranks, also as many as the resource does not allow yet."""
+    return spec.model_copy(update={"parallelism": Parallelism.model_construct(tensor=ranks)})
 
 
 def test_what_is_known_without_reading_files() -> None:

@@ -63,6 +63,7 @@ def test_the_whole_document() -> None:
             "hostPages": 8192,
             "storage": {"path": "/var/lib/speccache/storage", "missingDraft": "Recompute"},
         },
+        "parallelism": {"tensor": 1},
         "drain": {"requestTimeoutSeconds": 30, "flushTimeoutSeconds": 60},
         "geometry": {"target": _heads(layers=6), "draft": _heads(layers=1)},
         "port": 8000,
