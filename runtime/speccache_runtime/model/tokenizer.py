@@ -42,15 +42,18 @@ class Tokenizer:
             raise ModelError(f"{directory}: the tokenizer cannot be loaded: {_fault(directory, error)}") from error
         return cls(directory, tokenizer)
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of `text`, with the model's start token if it has one and `text` does not begin with it already.
+    def encode(self, text: str, *, rendered: bool = False) -> list[int]:
+        """Token ids of `text`.
+
+        A text that `render_chat` has rendered holds all special tokens that it shall have. Any other gets those that
+        the model puts around a text (a start token, as a rule), unless it begins with the start token already.
 
         Raises BadRequest if `text` is not valid Unicode.
         """
         _check_unicode("prompt", text)
-        begun = self._bos is not None and text.startswith(self._bos)
+        complete = rendered or (self._bos is not None and text.startswith(self._bos))
         # A batch of one: `encode` keeps the interpreter's lock, so that a long text would hold up every other request.
-        (encoded,) = self.backend.encode_batch_fast([text], add_special_tokens=not begun)
+        (encoded,) = self.backend.encode_batch_fast([text], add_special_tokens=not complete)
         ids: list[int] = encoded.ids
         return ids
 
@@ -64,7 +67,7 @@ class Tokenizer:
         return Detokenizer(self._vocabulary, after)
 
     def render_chat(self, messages: Sequence[dict[str, str]]) -> str:
-        """The prompt text of a conversation, ending where the model's answer begins.
+        """The prompt text of a conversation, ending where the model's answer begins; `encode` it as `rendered`.
 
         Each message has `role` and `content`. Raises BadRequest if the model has no chat template or its template does
         not take these messages.

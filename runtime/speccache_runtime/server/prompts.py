@@ -43,7 +43,7 @@ class Prompts:
             # Only what the template makes of the messages can be judged: it may leave some of their text out.
             text = self._tokenizer.render_chat(body.conversation())
             self._check_length(text, max_context, "messages")
-            return self._tokenizer.encode(text)
+            return self._tokenizer.encode(text, rendered=True)
         assert isinstance(body, CompletionBody)
         assert isinstance(body.prompt, str)
         return self._tokenizer.encode(body.prompt)

@@ -89,8 +89,9 @@ class Detokenizer(Protocol):
 class Tokenizer(Protocol):
     """Text to tokens and back."""
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of `text`, with the model's own start token if it has one. Raises BadRequest."""
+    def encode(self, text: str, *, rendered: bool = False) -> list[int]:
+        """Token ids of `text`, with the special tokens that the model puts around a text; `rendered`: a text that has
+        them already, from `render_chat`. Raises BadRequest."""
         ...
 
     def detokenizer(self, after: Sequence[int] = ()) -> Detokenizer:

@@ -103,7 +103,7 @@ def test_sentence_pieces_keep_spaces_and_bytes(tmp_path: Path) -> None:
 
 
 def test_start_token_is_added_once(tmp_path: Path) -> None:
-    """A chat template may write the start token itself."""
+    """Who writes it into a prompt means this one."""
     tokenizer = sentence_pieces(tmp_path)
     assert tokenizer.encode("Hello") == tokenizer.encode("<s>Hello")
     assert tokenizer.encode("Hello").count(1) == 1

@@ -59,7 +59,7 @@ class ByteDetokenizer:
 
 
 class ByteTokenizer:
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, rendered: bool = False) -> list[int]:
         return list(text.encode())
 
     def detokenizer(self, after: Sequence[int] = ()) -> ByteDetokenizer:
