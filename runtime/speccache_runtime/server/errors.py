@@ -60,6 +60,12 @@ class ApiError(Exception):
         return JSONResponse(self.body(), status_code=self.status, headers=headers)
 
 
+def loading() -> ApiError:
+    """The answer to every request before the model is loaded."""
+    message = "loading: the model is not loaded yet"
+    return ApiError(503, message, code="loading", retry_after=RETRY_AFTER_LOADING)
+
+
 def bad_field(param: str | None, message: str, code: str | None = None) -> ApiError:
     """A 400 that names the field."""
     return ApiError(400, message, param=param, code=code)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from speccache_runtime.server.errors import RETRY_AFTER_LOADING, ApiError
+from speccache_runtime.server.errors import ApiError, loading
 from speccache_runtime.server.lengths import MAX_BODY_BYTES, body_limit
 from speccache_runtime.server.prompts import Prompts
 from speccache_runtime.server.protocol import Engine, Tokenizer
@@ -42,7 +42,7 @@ class ServerState:
         if self.draining:
             return "draining: the server finishes its last requests"
         if not self.engine.ready:
-            return "loading: the model is not loaded yet"
+            return loading().message
         return None
 
     def check_ready(self) -> None:
@@ -54,7 +54,7 @@ class ServerState:
             raise ApiError(500, reason, code="engine_error")
         if self.draining:
             raise ApiError(503, reason, code="draining", retry_after=RETRY_AFTER_DRAINING)
-        raise ApiError(503, reason, code="loading", retry_after=RETRY_AFTER_LOADING)
+        raise loading()
 
     def check_model(self, name: str) -> None:
         """Raises ApiError (404) as OpenAI does for a model it does not have."""

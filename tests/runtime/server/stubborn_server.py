@@ -13,7 +13,9 @@ from prometheus_client import CollectorRegistry
 from speccache_api.geometry import KVGeometry
 from speccache_runtime.config import EngineConfig
 from speccache_runtime.core import Finish, Output, Request
+from speccache_runtime.server.early import listen
 from speccache_runtime.server.run import serve
+from speccache_runtime.server.words import say
 
 
 class StubbornEngine:
@@ -44,11 +46,6 @@ class StubbornEngine:
             threading.Event().wait()
 
 
-def say(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
-
-
 if __name__ == "__main__":
     config = EngineConfig(
         name="m",
@@ -74,4 +71,5 @@ if __name__ == "__main__":
         port=0,
         host="127.0.0.1",
     )
-    serve(StubbornEngine(sys.argv[1]), None, config, CollectorRegistry(), say)  # type: ignore[arg-type]
+    with listen(config.host, config.port) as listener:
+        serve(listener, StubbornEngine(sys.argv[1]), None, config, CollectorRegistry(), say)  # type: ignore[arg-type]
