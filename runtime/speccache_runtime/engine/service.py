@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,6 +28,10 @@ _IDLE_WAIT_S = 0.5
 
 _STALL_WAIT_S = 0.001
 """Pause while pages are copied and nothing can be computed: copies wake nobody when they end."""
+
+STALL_S = 300.0
+"""After so long a turn of the engine thread hangs: the longest honest one is a prefill step of seconds, on a throttled
+CPU of a minute or two. Kernels are compiled before the thread starts."""
 
 _ABORT_WAIT_S = 5.0
 """How long a drain waits for aborted requests to end: one step, however long a step is."""
@@ -65,6 +70,7 @@ class EngineService:
         self._flushed = threading.Event()
         self._thread: threading.Thread | None = None
         self._built: Built | None = None
+        self._beat: float | None = None
         self.failed: str | None = None
 
     # ---- life
@@ -79,6 +85,13 @@ class EngineService:
     def ready(self) -> bool:
         """Whether requests are taken."""
         return self._thread is not None and self.failed is None and not (self._draining or self._stopping)
+
+    @property
+    def stalled(self) -> str | None:
+        """One line when the engine thread hangs in a turn, None when it does not, or no thread runs."""
+        beat = self._beat
+        waited = 0.0 if beat is None else time.monotonic() - beat
+        return f"the engine has not finished a step for {waited:.0f} s" if waited > STALL_S else None
 
     @property
     def limits(self) -> Limits:
@@ -191,6 +204,7 @@ class EngineService:
         engine = self._built.engine
         try:
             while not self._stopping:
+                self._beat = time.monotonic()
                 self._take_inbox()
                 worked = engine.step()
                 engine.update_gauges()
@@ -199,6 +213,7 @@ class EngineService:
         except Exception as error:
             logger.exception("engine failed")
             self.failed = f"engine failed: {type(error).__name__}: {error}"
+        self._beat = None
         self._answer_all(self.failed or "the engine was stopped")
         self._quiet.set()
         self._flushed.set()

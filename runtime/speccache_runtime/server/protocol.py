@@ -45,6 +45,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def stalled(self) -> str | None:
+        """One line while the engine has done nothing for so long that it hangs, or None. It may still go on."""
+        ...
+
+    @property
     def limits(self) -> EngineLimits:
         """Only valid after `start` has returned."""
         ...

@@ -94,6 +94,7 @@ class ScriptedEngine:
     def __init__(self) -> None:
         self.limits = Limits()
         self.failed: str | None = None
+        self.stalled: str | None = None
         self.ready = True
         self.script: Sequence[Step] = [b"hello", b" world", Finish.LENGTH]
         self.refuse: Exception | None = None

@@ -23,6 +23,7 @@ class StubbornEngine:
         self.where = where
         self.ready = False
         self.failed: str | None = None
+        self.stalled: str | None = None
         self.limits = SimpleNamespace(max_context=10, vocab_size=10, eos_token_ids=frozenset())
 
     def start(self) -> None:
