@@ -73,7 +73,7 @@ def _serve(config: EngineConfig) -> None:
                 from speccache_runtime.model.tokenizer import Tokenizer
                 from speccache_runtime.server.lengths import characters_per_token
                 from speccache_runtime.server.run import serve
-            with timed(say, "reading the tokenizer"):
+            with timed(say, f"reading the tokenizer of {config.target_uri}"):
                 tokenizer = Tokenizer.from_dir(config.target_path)
                 per_token = characters_per_token(tokenizer.backend)
         registry = CollectorRegistry()
