@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 
 from starlette.requests import ClientDisconnect
 
+from speccache_runtime.server.admission import Turns
 from speccache_runtime.server.errors import bad_field
 from speccache_runtime.server.lengths import most_characters
 from speccache_runtime.server.openai import ChatBody, CompletionBody, GenerationBody
 from speccache_runtime.server.protocol import Tokenizer
-from speccache_runtime.server.room import Turns
 
 
 class Prompts:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from speccache_runtime.server.admission import Room
 from speccache_runtime.server.errors import ApiError, loading
 from speccache_runtime.server.lengths import MAX_BODY_BYTES, body_limit
 from speccache_runtime.server.prompts import Prompts
 from speccache_runtime.server.protocol import Engine, Tokenizer
-from speccache_runtime.server.room import Room
 
 RETRY_AFTER_DRAINING = 1
 """Seconds; another replica, or this one's successor, takes the request."""
