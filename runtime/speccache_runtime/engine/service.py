@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry
 
 from speccache_runtime.config import EngineConfig
-from speccache_runtime.core import Finish, Output, Request, Usage
+from speccache_runtime.core import Finish, Limits, Output, Request, Usage
 from speccache_runtime.engine.build import Built, build_engine
-from speccache_runtime.errors import BadRequest, Draining, Overloaded
+from speccache_runtime.errors import Draining, Overloaded
 from speccache_runtime.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -41,15 +41,6 @@ _ABORT_WAIT_S = 5.0
 class _Abort:
     request_id: str
     finish: Finish
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a request must stay within. `max_context` counts prompt and new tokens; `eos_token_ids` end a text."""
-
-    max_context: int
-    vocab_size: int
-    eos_token_ids: frozenset[int]
 
 
 class EngineService:
@@ -97,7 +88,7 @@ class EngineService:
     def limits(self) -> Limits:
         """Valid after `start`."""
         assert self._built is not None
-        return Limits(self._built.max_context, self._built.vocab_size, self._built.eos_token_ids)
+        return self._built.limits
 
     def drain(self, request_timeout: float, flush_timeout: float) -> None:
         """Takes no more requests, finishes the running ones, and writes to storage what it lacks.
@@ -136,7 +127,7 @@ class EngineService:
         A callback that raises ends its own request. Raises BadRequest (too long, unknown token), Overloaded or
         Draining, and ValueError for the id of a request that has not ended.
         """
-        self._check(request)
+        self.limits.check(request)
         with self._wakeup:
             if self.failed is not None or self._draining or self._stopping:
                 raise Draining(self.failed or "this replica is shutting down; ask another one", retry_after=1)
@@ -156,18 +147,6 @@ class EngineService:
         with self._wakeup:
             self._inbox.append(_Abort(request_id, finish))
             self._notify()
-
-    def _check(self, request: Request) -> None:
-        limits = self.limits
-        total = len(request.prompt) + request.params.max_tokens
-        if total > limits.max_context:
-            raise BadRequest(
-                "max_tokens" if len(request.prompt) < limits.max_context else "prompt",
-                f"{len(request.prompt)} prompt tokens and {request.params.max_tokens} new ones exceed the "
-                f"context of {limits.max_context} tokens",
-            )
-        if min(request.prompt) < 0 or max(request.prompt) >= limits.vocab_size:
-            raise BadRequest("prompt", f"token ids must be between 0 and {limits.vocab_size - 1}")
 
     def _abort_all(self) -> int:
         with self._wakeup:

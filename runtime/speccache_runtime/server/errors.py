@@ -95,10 +95,9 @@ def field_path(location: tuple[int | str, ...]) -> str:
     return path
 
 
-def from_bad_request(error: BadRequest, prompt_field: str) -> ApiError:
-    """The engine knows a prompt only as `prompt`; a chat client wrote `messages`."""
-    param = prompt_field if error.field == "prompt" else error.field
-    return bad_field(param, f"{param}: {error}", "invalid_value")
+def from_bad_request(error: BadRequest, param: str) -> ApiError:
+    """`param` is what the client calls the field at fault."""
+    return bad_field(param, f"{param}: {error}", error.code)
 
 
 def from_unavailable(error: Unavailable) -> ApiError:

@@ -9,26 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from speccache_runtime.core import Finish, Output, Request
-
-
-class EngineLimits(Protocol):
-    """What a request must stay inside. Known once the model is loaded."""
-
-    @property
-    def max_context(self) -> int:
-        """Most tokens of one request: prompt and new tokens together."""
-        ...
-
-    @property
-    def vocab_size(self) -> int:
-        """Token ids are in [0, vocab_size)."""
-        ...
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """Tokens with which the model ends a text."""
-        ...
+from speccache_runtime.core import Finish, Limits, Output, Request
 
 
 class Engine(Protocol):
@@ -50,7 +31,7 @@ class Engine(Protocol):
         ...
 
     @property
-    def limits(self) -> EngineLimits:
+    def limits(self) -> Limits:
         """Only valid after `start` has returned."""
         ...
 

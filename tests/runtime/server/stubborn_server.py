@@ -6,13 +6,12 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 from prometheus_client import CollectorRegistry
 
 from speccache_api.geometry import KVGeometry
 from speccache_runtime.config import EngineConfig
-from speccache_runtime.core import Finish, Output, Request
+from speccache_runtime.core import Finish, Limits, Output, Request
 from speccache_runtime.server.early import listen
 from speccache_runtime.server.run import serve
 from speccache_runtime.server.words import say
@@ -24,7 +23,7 @@ class StubbornEngine:
         self.ready = False
         self.failed: str | None = None
         self.stalled: str | None = None
-        self.limits = SimpleNamespace(max_context=10, vocab_size=10, eos_token_ids=frozenset())
+        self.limits = Limits(max_context=10, vocab_size=10, eos_token_ids=frozenset())
 
     def start(self) -> None:
         self._hang_at("load")
