@@ -1,8 +1,30 @@
 """`python -m speccache_runtime` and the `speccache-runtime` command."""
 
-from speccache_runtime.cli import main
+from __future__ import annotations
 
-__all__ = ["main"]
+import os
+import signal
+import sys
+
+EXIT_TERMINATED = 128 + signal.SIGTERM
+
+
+def main() -> int:
+    """Run the command line; returns its exit code."""
+    # Before anything is imported: a container's first process loses a signal that it has no handler for.
+    signal.signal(signal.SIGTERM, _end)
+    from speccache_runtime.cli import main as run
+
+    return run()
+
+
+def _end(_number: int, _frame: object) -> None:
+    """SIGTERM until the command has a handler of its own: nothing has begun that would have to be finished."""
+    if sys.argv[1:2] == ["serve"]:
+        os.write(sys.stdout.fileno(), b"stopped\n")
+        os._exit(0)
+    os._exit(EXIT_TERMINATED)
+
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from speccache_runtime.errors import ConfigError, SpecCacheError
 
@@ -55,6 +55,14 @@ examples:
       the table of packaged models, from which the operator sizes builtin:// without a Job
 """
 
+_BENCH_HELP = """\
+Measure on this machine.
+
+examples:
+  speccache-runtime bench restart -f samples/tiny.yaml   what a restart costs, with and without the draft's half
+  speccache-runtime bench gpu --directory /tmp/pair      step times of an 8B-shaped pair on a GPU
+"""
+
 _RESTART_HELP = """\
 Start a server, send it prompts, restart it on the same storage and send them again; then once more with the draft's
 half of every stored page withheld, and once without speculation. Prints what came from the cache, latencies and accept
@@ -88,10 +96,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
 
 
+class _Parser(argparse.ArgumentParser):
+    """Answers a wrong command line with the examples of its help."""
+
+    def error(self, message: str) -> NoReturn:
+        _, word, examples = (self.description or "").partition("examples:\n")
+        self.print_usage(sys.stderr)
+        self.exit(EXIT_WRONG, f"{self.prog}: error: {message}\n" + (f"\n{word}{examples}" if examples else ""))
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib.metadata import version
+
+        sys.stdout.write(f"{parser.prog} {version('speccache')}\n")
+        parser.exit()
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "speccache-runtime", description=_MAIN_HELP, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = _Parser("speccache-runtime", description=_MAIN_HELP, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and end")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_serve(commands)
     _add_inspect(commands)
@@ -100,10 +124,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if TYPE_CHECKING:
-    _Commands: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
+    _Commands: TypeAlias = argparse._SubParsersAction[_Parser]
 
 
-def _add(commands: _Commands, name: str, summary: str, text: str) -> argparse.ArgumentParser:
+def _add(commands: _Commands, name: str, summary: str, text: str) -> _Parser:
     return commands.add_parser(
         name, help=summary, description=text, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -151,7 +175,7 @@ def _add_inspect(commands: _Commands) -> None:
 
 
 def _add_bench(commands: _Commands) -> None:
-    bench = commands.add_parser("bench", help="measure", description="Measure on this machine.")
+    bench = _add(commands, "bench", "measure", _BENCH_HELP)
     kinds = bench.add_subparsers(required=True, metavar="KIND")
     _add_bench_restart(kinds)
     _add_bench_gpu(kinds)

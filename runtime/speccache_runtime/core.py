@@ -6,7 +6,13 @@ Nothing here touches torch or I/O, so every other module may import it.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from speccache_runtime.errors import BadRequest
+
+TOO_LONG = "context_length_exceeded"
+"""OpenAI's code for a prompt, or a prompt and its new tokens, that do not fit the context."""
 
 
 class Tier(enum.StrEnum):
@@ -63,6 +69,39 @@ class Request:
     request_id: str
     prompt: tuple[int, ...]
     params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a request must stay within: facts of the loaded model and of the device tier.
+
+    `max_context` counts the tokens of one request, prompt and new ones; token ids are in [0, `vocab_size`); with any of
+    `eos_token_ids` the model ends a text.
+    """
+
+    max_context: int
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+
+    def room(self, prompt: Sequence[int]) -> int:
+        """New tokens that fit behind the prompt; below 1 when it is too long itself."""
+        return self.max_context - len(prompt)
+
+    def check(self, request: Request) -> None:
+        """Raises BadRequest that says which of `prompt` and `max_tokens` is wrong, and what would fit."""
+        prompt, new, room = request.prompt, request.params.max_tokens, self.room(request.prompt)
+        if not prompt:
+            raise BadRequest("prompt", "the prompt is empty; send at least one token")
+        if room < 1:
+            text = f"{len(prompt)} tokens; the context is {self.max_context} tokens, new tokens included"
+            raise BadRequest("prompt", text, TOO_LONG)
+        outside = [token for token in (min(prompt), max(prompt)) if not 0 <= token < self.vocab_size]
+        if outside:
+            text = f"token id {outside[0]} is outside the vocabulary (0 to {self.vocab_size - 1})"
+            raise BadRequest("prompt", text)
+        if new > room:
+            text = f"{len(prompt)} prompt tokens and {new} new ones exceed the context of {self.max_context} tokens"
+            raise BadRequest("max_tokens", f"{text}; at most {room} new ones fit", TOO_LONG)
 
 
 @dataclass(frozen=True, slots=True)

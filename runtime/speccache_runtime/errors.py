@@ -35,12 +35,14 @@ class StorageError(SpecCacheError):
 class BadRequest(SpecCacheError):
     """A request that can never succeed as sent.
 
-    `field` is the name of the offending request field as the client wrote it.
+    `field` is the name of the offending request field: "prompt" or "max_tokens", which some clients write otherwise, or
+    as the client wrote it. `code` is OpenAI's word for the fault.
     """
 
-    def __init__(self, field: str, message: str) -> None:
+    def __init__(self, field: str, message: str, code: str = "invalid_value") -> None:
         super().__init__(message)
         self.field = field
+        self.code = code
 
 
 class Unavailable(SpecCacheError):

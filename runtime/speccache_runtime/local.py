@@ -145,6 +145,14 @@ def default_storage_dir(namespace: str, name: str) -> Path:
     return Path(cache) / "speccache" / "serve" / namespace / name
 
 
+def make_storage_dir(path: Path) -> None:
+    """Make the directory unless it is there. Raises ConfigError."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot create the storage directory {path}: {error.strerror or error}") from error
+
+
 def _inspect(target: Path, draft: Path | None) -> Inspection:
     # Imports the model code: not at module level, so that a typing error in the resource is answered at once.
     from speccache_runtime.model.inspect import inspect as inspect_models
@@ -158,8 +166,5 @@ def _with_storage(config: EngineConfig, directory: Path | None) -> EngineConfig:
             raise ConfigError("--storage-dir: the resource has no spec.kvCache.storage; add it, or drop the option")
         return config
     path = directory or default_storage_dir(config.namespace, config.name)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot create the storage directory {path}: {error.strerror or error}") from error
+    make_storage_dir(path)
     return replace(config, storage=StorageConfig(path, config.storage.missing_draft))

@@ -38,7 +38,7 @@ def test_named_make_targets_exist() -> None:
 
 def test_command_lines_parse() -> None:
     lines = [line for page in PAGES for body in blocks(page, "sh") for line in body.splitlines()]
-    commands = [line.partition("speccache-runtime ")[2] for line in lines if "uv run speccache-runtime " in line]
+    commands = [line.partition("speccache-runtime ")[2] for line in lines if ".venv/bin/speccache-runtime " in line]
     assert commands
     for command in commands:
         arguments = shlex.split(command, comments=True)

@@ -1,7 +1,7 @@
 """Shared by all tests of the runtime: how hard the property tests try.
 
 As they stand they use the same examples on every run, so that a red run is red again. For a longer search with new
-random examples each time, say how many: `SPECCACHE_HYPOTHESIS_EXAMPLES=1000 uv run pytest tests/runtime`.
+random examples each time, say how many: `SPECCACHE_HYPOTHESIS_EXAMPLES=1000 .venv/bin/pytest tests/runtime`.
 """
 
 import os

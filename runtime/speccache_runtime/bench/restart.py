@@ -34,20 +34,23 @@ from speccache_runtime.bench.server import BenchError, Server
 from speccache_runtime.cache.storage.base import LAYOUT, ObjectName
 from speccache_runtime.cache.storage.codec import Half
 from speccache_runtime.errors import ConfigError
-from speccache_runtime.local import parse_resource, read_resource
+from speccache_runtime.local import make_storage_dir, parse_resource, read_resource
 
 VERSIONS_OF = ("speccache", "torch", "transformers")
 
 
 def run_restart_bench(path: Path, claims: Sequence[str], scratch: Path | None, new_tokens: int) -> Report:
-    """Measure all four runs; progress goes to standard error. Temporary storage is made under `scratch`, and removed.
+    """Measure all four runs; progress goes to standard error. Temporary storage is made under `scratch`, which
+    is made if it is missing, and removed.
 
     Raises ConfigError for a resource that cannot show the effect, BenchError when a server cannot be run.
     """
     data = read_resource(path)
     resource = parse_resource(data, path)
     _check(resource)
-    with tempfile.TemporaryDirectory(prefix="speccache-bench-", dir=_existing(scratch)) as folder:
+    if scratch is not None:
+        make_storage_dir(scratch)
+    with tempfile.TemporaryDirectory(prefix="speccache-bench-", dir=scratch) as folder:
         bench = _Bench(Path(folder), data, resource.served_name, tuple(claims), load_prompts(), new_tokens)
         stored, withheld = Path(folder) / "storage", Path(folder) / "withheld"
         cold = bench.run(COLD, data, stored)
@@ -118,12 +121,6 @@ def _check(resource: SpecCacheDeployment) -> None:
             "bench restart needs a resource with spec.speculative.draftModel and spec.kvCache.storage, such as "
             "samples/tiny.yaml: it measures what becomes of both after a restart"
         )
-
-
-def _existing(scratch: Path | None) -> Path | None:
-    if scratch is not None and not scratch.is_dir():
-        raise ConfigError(f"--storage-dir: {scratch} is not a directory")
-    return scratch
 
 
 def _about(resource: SpecCacheDeployment) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from speccache_runtime.cache.paired import PairedCache
 from speccache_runtime.cache.policy import MissingDraft
 from speccache_runtime.config import EngineConfig
-from speccache_runtime.core import Output
+from speccache_runtime.core import Limits, Output
 from speccache_runtime.engine.engine import Engine
 from speccache_runtime.engine.parallel.leader import LeadRunner, Ranks
 from speccache_runtime.engine.parts import Parts, load_parts
@@ -23,9 +23,7 @@ class Built:
     """A ready engine and what its clients must know. `close` ends the tiers and the other ranks."""
 
     engine: Engine
-    max_context: int
-    vocab_size: int
-    eos_token_ids: frozenset[int]
+    limits: Limits
     ranks: Ranks | None
 
     def close(self) -> None:
@@ -94,7 +92,7 @@ def _assemble(
     )
     facts = parts.target.facts
     max_context = min(facts.max_positions, parts.pool.num_pages * config.page_size)
-    return Built(engine, max_context, facts.vocab_size, parts.target.eos_token_ids, ranks)
+    return Built(engine, Limits(max_context, facts.vocab_size, parts.target.eos_token_ids), ranks)
 
 
 def _missing_draft(config: EngineConfig) -> MissingDraft:

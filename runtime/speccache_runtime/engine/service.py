@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
 from speccache_runtime.config import EngineConfig
-from speccache_runtime.core import Finish, Output, Request, Usage
+from speccache_runtime.core import Finish, Limits, Output, Request, Usage
 from speccache_runtime.engine.build import Built, build_engine
-from speccache_runtime.errors import BadRequest, Draining, Overloaded
+from speccache_runtime.errors import Draining, Overloaded
 from speccache_runtime.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,10 @@ _IDLE_WAIT_S = 0.5
 _STALL_WAIT_S = 0.001
 """Pause while pages are copied and nothing can be computed: copies wake nobody when they end."""
 
+STALL_S = 300.0
+"""After so long a turn of the engine thread hangs: the longest honest one is a prefill step of seconds, on a throttled
+CPU of a minute or two. Kernels are compiled before the thread starts."""
+
 _ABORT_WAIT_S = 5.0
 """How long a drain waits for aborted requests to end: one step, however long a step is."""
 
@@ -36,15 +41,6 @@ _ABORT_WAIT_S = 5.0
 class _Abort:
     request_id: str
     finish: Finish
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a request must stay within. `max_context` counts prompt and new tokens; `eos_token_ids` end a text."""
-
-    max_context: int
-    vocab_size: int
-    eos_token_ids: frozenset[int]
 
 
 class EngineService:
@@ -65,6 +61,7 @@ class EngineService:
         self._flushed = threading.Event()
         self._thread: threading.Thread | None = None
         self._built: Built | None = None
+        self._beat: float | None = None
         self.failed: str | None = None
 
     # ---- life
@@ -81,10 +78,17 @@ class EngineService:
         return self._thread is not None and self.failed is None and not (self._draining or self._stopping)
 
     @property
+    def stalled(self) -> str | None:
+        """One line when the engine thread hangs in a turn, None when it does not, or no thread runs."""
+        beat = self._beat
+        waited = 0.0 if beat is None else time.monotonic() - beat
+        return f"the engine has not finished a step for {waited:.0f} s" if waited > STALL_S else None
+
+    @property
     def limits(self) -> Limits:
         """Valid after `start`."""
         assert self._built is not None
-        return Limits(self._built.max_context, self._built.vocab_size, self._built.eos_token_ids)
+        return self._built.limits
 
     def drain(self, request_timeout: float, flush_timeout: float) -> None:
         """Takes no more requests, finishes the running ones, and writes to storage what it lacks.
@@ -123,7 +127,7 @@ class EngineService:
         A callback that raises ends its own request. Raises BadRequest (too long, unknown token), Overloaded or
         Draining, and ValueError for the id of a request that has not ended.
         """
-        self._check(request)
+        self.limits.check(request)
         with self._wakeup:
             if self.failed is not None or self._draining or self._stopping:
                 raise Draining(self.failed or "this replica is shutting down; ask another one", retry_after=1)
@@ -143,18 +147,6 @@ class EngineService:
         with self._wakeup:
             self._inbox.append(_Abort(request_id, finish))
             self._notify()
-
-    def _check(self, request: Request) -> None:
-        limits = self.limits
-        total = len(request.prompt) + request.params.max_tokens
-        if total > limits.max_context:
-            raise BadRequest(
-                "max_tokens" if len(request.prompt) < limits.max_context else "prompt",
-                f"{len(request.prompt)} prompt tokens and {request.params.max_tokens} new ones exceed the "
-                f"context of {limits.max_context} tokens",
-            )
-        if min(request.prompt) < 0 or max(request.prompt) >= limits.vocab_size:
-            raise BadRequest("prompt", f"token ids must be between 0 and {limits.vocab_size - 1}")
 
     def _abort_all(self) -> int:
         with self._wakeup:
@@ -191,6 +183,7 @@ class EngineService:
         engine = self._built.engine
         try:
             while not self._stopping:
+                self._beat = time.monotonic()
                 self._take_inbox()
                 worked = engine.step()
                 engine.update_gauges()
@@ -199,6 +192,7 @@ class EngineService:
         except Exception as error:
             logger.exception("engine failed")
             self.failed = f"engine failed: {type(error).__name__}: {error}"
+        self._beat = None
         self._answer_all(self.failed or "the engine was stopped")
         self._quiet.set()
         self._flushed.set()

@@ -1,9 +1,4 @@
-"""Text to tokens and back, with the tokenizer of a model directory.
-
-Generated tokens become text one step at a time: a character may be spread over several tokens, and what a token prints
-may depend on the token before it. `Detokenizer` therefore decodes a short window again and passes on only what can no
-longer change.
-"""
+"""Text to tokens and back, with the tokenizer of a model directory."""
 
 from __future__ import annotations
 
@@ -16,19 +11,11 @@ from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer
 
 from speccache_runtime.errors import BadRequest, ModelError, unicode_fault
+from speccache_runtime.model.detokenizer import Detokenizer, Vocabulary
 from speccache_runtime.model.files import CONFIG, reason
 from speccache_runtime.model.hf_config import read_hf_config
 
 TOKENIZER = "tokenizer.json"
-
-BROKEN = "\N{REPLACEMENT CHARACTER}"
-
-MAX_HELD_TOKENS = 64
-"""Tokens of one step at most. A character has at most four bytes, so text that is still incomplete then is no text but
-broken bytes, and is passed on as such."""
-
-MAX_CONTEXT_TOKENS = 16
-"""Prompt tokens kept as context: some tokenizers drop the space before the first token that they decode."""
 
 
 class Tokenizer:
@@ -38,6 +25,7 @@ class Tokenizer:
         self._directory = directory
         self._tokenizer = tokenizer
         self.backend: Backend = tokenizer.backend_tokenizer
+        self._vocabulary = Vocabulary(self.backend)
         self._bos: str | None = tokenizer.bos_token
 
     @classmethod
@@ -54,15 +42,18 @@ class Tokenizer:
             raise ModelError(f"{directory}: the tokenizer cannot be loaded: {_fault(directory, error)}") from error
         return cls(directory, tokenizer)
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of `text`, with the model's start token if it has one and `text` does not begin with it already.
+    def encode(self, text: str, *, rendered: bool = False) -> list[int]:
+        """Token ids of `text`.
+
+        A text that `render_chat` has rendered holds all special tokens that it shall have. Any other gets those that
+        the model puts around a text (a start token, as a rule), unless it begins with the start token already.
 
         Raises BadRequest if `text` is not valid Unicode.
         """
         _check_unicode("prompt", text)
-        begun = self._bos is not None and text.startswith(self._bos)
+        complete = rendered or (self._bos is not None and text.startswith(self._bos))
         # A batch of one: `encode` keeps the interpreter's lock, so that a long text would hold up every other request.
-        (encoded,) = self.backend.encode_batch_fast([text], add_special_tokens=not begun)
+        (encoded,) = self.backend.encode_batch_fast([text], add_special_tokens=not complete)
         ids: list[int] = encoded.ids
         return ids
 
@@ -73,10 +64,10 @@ class Tokenizer:
 
     def detokenizer(self, after: Sequence[int] = ()) -> Detokenizer:
         """A fresh detokenizer for text that follows the tokens `after` (the prompt's last few are enough)."""
-        return Detokenizer(self, after)
+        return Detokenizer(self._vocabulary, after)
 
     def render_chat(self, messages: Sequence[dict[str, str]]) -> str:
-        """The prompt text of a conversation, ending where the model's answer begins.
+        """The prompt text of a conversation, ending where the model's answer begins; `encode` it as `rendered`.
 
         Each message has `role` and `content`. Raises BadRequest if the model has no chat template or its template does
         not take these messages.
@@ -92,45 +83,6 @@ class Tokenizer:
         except (TemplateError, ValueError, TypeError, KeyError) as error:
             raise BadRequest("messages", f"the model's chat template refuses them: {reason(error)}") from error
         return text
-
-
-class Detokenizer:
-    """Turns one request's tokens into text bit by bit. Not thread-safe.
-
-    The window holds the tokens of the last step whose text was complete, as context, and the tokens since. It thus
-    begins between two characters.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, after: Sequence[int] = ()) -> None:
-        self._tokenizer = tokenizer
-        self._window = list(after)[-MAX_CONTEXT_TOKENS:]
-        self._context = 0
-        self._shown = 0
-        self._begin_step()
-
-    def push(self, ids: Sequence[int]) -> str:
-        """Text that is certain after these tokens; may be empty."""
-        self._window += ids
-        new_tokens = len(self._window) - self._context
-        text = self._tokenizer.decode(self._window)
-        certain = text if new_tokens > MAX_HELD_TOKENS else text.rstrip(BROKEN)
-        new = certain[self._shown :]
-        self._shown = max(self._shown, len(certain))
-        if new_tokens and len(certain) == len(text):
-            self._window = self._window[self._context :]
-            self._begin_step()
-        return new
-
-    def flush(self) -> str:
-        """Whatever is still held back, with replacement characters for broken bytes."""
-        new = self._tokenizer.decode(self._window)[self._shown :]
-        self._shown += len(new)
-        return new
-
-    def _begin_step(self) -> None:
-        """What the window holds now is context: its text has been passed on, or is not ours."""
-        self._context = len(self._window)
-        self._shown = len(self._tokenizer.decode(self._window))
 
 
 def _check_unicode(field: str, text: str) -> None:

@@ -1,72 +1,54 @@
-"""From a checked request body and its prompt tokens to what the engine takes, or a 400 that says what does not fit."""
+"""Who may come in: places for requests, counted as the engine counts them, and a turn at the tokenizer.
+
+Without it an overloaded server would tokenise every request before the engine refuses it.
+"""
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
-from speccache_runtime.core import Request, SamplingParams
-from speccache_runtime.server.errors import bad_field
-from speccache_runtime.server.openai import ChatBody, CompletionBody, GenerationBody
-from speccache_runtime.server.protocol import EngineLimits
+from speccache_runtime.errors import Overloaded
+from speccache_runtime.server.lengths import MAX_BODY_BYTES
 
-DEFAULT_COMPLETION_TOKENS = 16
-"""OpenAI's default for /v1/completions; chat has none and may fill the context."""
-
-DEFAULT_TEMPERATURE = 1.0
-DEFAULT_TOP_P = 1.0
+MAX_WAITING_CHARACTERS = MAX_BODY_BYTES
+"""Text that waits to be tokenised, of all requests together: some fifteen seconds of work."""
 
 
-def make_request(
-    request_id: str,
-    body: GenerationBody,
-    prompt: Sequence[int],
-    limits: EngineLimits,
-) -> Request:
-    """Raises ApiError (400) with the field to change."""
-    prompt_field = "messages" if isinstance(body, ChatBody) else "prompt"
-    _check_prompt(prompt, limits, prompt_field)
-    params = SamplingParams(
-        max_tokens=_max_tokens(body, len(prompt), limits.max_context),
-        temperature=DEFAULT_TEMPERATURE if body.temperature is None else body.temperature,
-        top_p=DEFAULT_TOP_P if body.top_p is None else body.top_p,
-        # Without a seed every request draws its own, as at OpenAI.
-        seed=secrets.randbits(63) if body.seed is None else body.seed,
-        stop_token_ids=limits.eos_token_ids,
-    )
-    return Request(request_id=request_id, prompt=tuple(prompt), params=params)
+class Room:
+    """Places for requests from before they are tokenised until the engine has ended them. Of the event loop only."""
+
+    def __init__(self, places: int) -> None:
+        self._places = places
+        self._taken = 0
+
+    def take(self) -> None:
+        """Raises Overloaded. Every place taken is given back once."""
+        if self._taken >= self._places:
+            raise Overloaded(f"{self._taken} requests are running or waiting")
+        self._taken += 1
+
+    def give_back(self) -> None:
+        """A request has ended, or was never submitted."""
+        self._taken -= 1
 
 
-def _check_prompt(prompt: Sequence[int], limits: EngineLimits, field: str) -> None:
-    if not prompt:
-        raise bad_field(field, f"{field}: the prompt is empty; send at least one token", "invalid_value")
-    if len(prompt) >= limits.max_context:
-        raise bad_field(
-            field,
-            f"{field}: {len(prompt)} tokens; the context is {limits.max_context} tokens, new tokens included",
-            "context_length_exceeded",
-        )
-    wrong = next((token for token in prompt if not 0 <= token < limits.vocab_size), None)
-    if wrong is not None:
-        raise bad_field(
-            field,
-            f"{field}: token id {wrong} is outside the vocabulary (0 to {limits.vocab_size - 1})",
-            "invalid_value",
-        )
+class Turns:
+    """One text is tokenised at a time: more at once take the memory of all and are not done earlier."""
 
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+        self._waiting = 0
 
-def _max_tokens(body: GenerationBody, prompt_tokens: int, max_context: int) -> int:
-    room = max_context - prompt_tokens
-    field, asked = "max_tokens", body.max_tokens
-    if isinstance(body, ChatBody) and body.max_completion_tokens is not None:
-        field, asked = "max_completion_tokens", body.max_completion_tokens
-    if asked is None:
-        return min(room, DEFAULT_COMPLETION_TOKENS) if isinstance(body, CompletionBody) else room
-    if asked > room:
-        raise bad_field(
-            field,
-            f"{field}: {prompt_tokens} prompt tokens and {asked} new ones exceed the context of {max_context} tokens; "
-            f"at most {room} new ones fit",
-            "context_length_exceeded",
-        )
-    return asked
+    @asynccontextmanager
+    async def turn(self, characters: int) -> AsyncIterator[None]:
+        """Waits for the turn of a text of this length. Raises Overloaded when too much waits already."""
+        if self._waiting and self._waiting + characters > MAX_WAITING_CHARACTERS:
+            raise Overloaded(f"{self._waiting} characters wait to be tokenised")
+        self._waiting += characters
+        try:
+            async with self._turn:
+                yield
+        finally:
+            self._waiting -= characters

@@ -62,9 +62,10 @@ def _add_models(app: FastAPI, state: ServerState) -> None:
 def _add_probes(app: FastAPI, state: ServerState) -> None:
     @app.get("/health")
     async def health() -> Response:
-        """The process is worth keeping: 200 also while it loads or drains, 500 once the engine has failed."""
-        if state.engine.failed is not None:
-            return JSONResponse({"status": "failed", "reason": state.engine.failed}, status_code=500)
+        """The process is worth keeping: 200 also while it loads or drains, 500 when the engine has failed or hangs."""
+        broken = state.why_broken()
+        if broken is not None:
+            return JSONResponse({"status": "failed", "reason": broken}, status_code=500)
         return JSONResponse({"status": "ok"})
 
     @app.get("/ready")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,8 @@ from speccache_api.sizing import MemoryPlan
 from speccache_runtime.config import EngineConfig, from_wire, read_wire
 from speccache_runtime.local import LOCAL_HOST, LocalOptions, parse_claims, parse_resource, plan_locally, read_resource
 from speccache_runtime.logs import set_up_logging
+from speccache_runtime.server.early import early_answers, listen
+from speccache_runtime.server.words import say, timed
 
 
 def serve_wire(path: Path, host: str | None, port: int | None) -> None:
@@ -46,12 +47,6 @@ def serve_resource(
     _serve(plan.config)
 
 
-def say(text: str) -> None:
-    """Words for a person."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
-
-
 def memory_table(memory: MemoryPlan) -> str:
     """Every term of the memory that a pod with these tiers would get."""
     pages = "pages by share of the GPU" if memory.device_pages is None else f"{memory.device_pages} pages"
@@ -70,16 +65,19 @@ def memory_table(memory: MemoryPlan) -> str:
 def _serve(config: EngineConfig) -> None:
     set_up_logging()
     _wait_without_spinning()
-    # Torch and the models: seconds of imports, so only once everything else is known to be right.
-    from speccache_runtime.engine.service import EngineService
-    from speccache_runtime.model.tokenizer import Tokenizer
-    from speccache_runtime.server.lengths import characters_per_token
-    from speccache_runtime.server.run import serve
-
-    registry = CollectorRegistry()
-    tokenizer = Tokenizer.from_dir(config.target_path)
-    per_token = characters_per_token(tokenizer.backend)
-    serve(EngineService(config, registry), tokenizer, config, registry, say, per_token)
+    with listen(config.host, config.port) as listener:
+        with early_answers(listener):
+            # Only once everything else is known to be right.
+            with timed(say, "importing torch and transformers"):
+                from speccache_runtime.engine.service import EngineService
+                from speccache_runtime.model.tokenizer import Tokenizer
+                from speccache_runtime.server.lengths import characters_per_token
+                from speccache_runtime.server.run import serve
+            with timed(say, f"reading the tokenizer of {config.target_uri}"):
+                tokenizer = Tokenizer.from_dir(config.target_path)
+                per_token = characters_per_token(tokenizer.backend)
+        registry = CollectorRegistry()
+        serve(listener, EngineService(config, registry), tokenizer, config, registry, say, per_token)
 
 
 def _wait_without_spinning() -> None:

@@ -60,6 +60,12 @@ class ApiError(Exception):
         return JSONResponse(self.body(), status_code=self.status, headers=headers)
 
 
+def loading() -> ApiError:
+    """The answer to every request before the model is loaded."""
+    message = "loading: the model is not loaded yet"
+    return ApiError(503, message, code="loading", retry_after=RETRY_AFTER_LOADING)
+
+
 def bad_field(param: str | None, message: str, code: str | None = None) -> ApiError:
     """A 400 that names the field."""
     return ApiError(400, message, param=param, code=code)
@@ -89,10 +95,9 @@ def field_path(location: tuple[int | str, ...]) -> str:
     return path
 
 
-def from_bad_request(error: BadRequest, prompt_field: str) -> ApiError:
-    """The engine knows a prompt only as `prompt`; a chat client wrote `messages`."""
-    param = prompt_field if error.field == "prompt" else error.field
-    return bad_field(param, f"{param}: {error}", "invalid_value")
+def from_bad_request(error: BadRequest, param: str) -> ApiError:
+    """`param` is what the client calls the field at fault."""
+    return bad_field(param, f"{param}: {error}", error.code)
 
 
 def from_unavailable(error: Unavailable) -> ApiError:

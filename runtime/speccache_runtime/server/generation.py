@@ -17,8 +17,7 @@ from speccache_runtime.server.protocol import Engine, Tokenizer
 from speccache_runtime.server.text import StopFinder
 
 FAILURE_CHECK_SECONDS = 1.0
-"""How often a waiting request looks whether the engine has died without a word. An engine that fails is expected to
-answer all its requests; this only keeps a bug there from hanging clients."""
+"""How often a waiting request looks whether the engine hangs, or has died without a word: no client waits for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +105,9 @@ class Generation:
                 async with asyncio.timeout(FAILURE_CHECK_SECONDS):
                     return await self._outputs.get()
             except TimeoutError:
-                if self._engine.failed is not None and self._outputs.empty():
-                    self._finished = True
-                    raise ApiError(500, self._engine.failed, code="engine_error") from None
+                broken = self._engine.failed or self._engine.stalled
+                if broken is not None and self._outputs.empty():
+                    raise ApiError(500, broken, code="engine_error") from None
 
     def _on_output(self, output: Output) -> None:
         """Called from the engine's thread. After shutdown the loop is closed and nobody waits for the answer."""

@@ -12,7 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 from tokenizers.pre_tokenizers import ByteLevel
 
-from speccache_runtime.server.protocol import EngineLimits
+from speccache_runtime.core import Limits
 
 ASSUMED_CHARACTERS = 256
 """Characters of one token where no bound can be proven. Text has three to five on average and the longest entries of
@@ -55,7 +55,7 @@ def most_characters(max_context: int, per_token: int) -> int:
     return (max_context - 1) * per_token
 
 
-def body_limit(limits: EngineLimits, per_token: int) -> int:
+def body_limit(limits: Limits, per_token: int) -> int:
     """Bytes of the largest body worth reading: a prompt that fits, as token ids or as text in its longest spelling."""
     as_ids = limits.max_context * (len(str(limits.vocab_size)) + len(", "))
     as_text = most_characters(limits.max_context, per_token) * _ESCAPE_BYTES

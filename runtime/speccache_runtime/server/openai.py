@@ -177,6 +177,15 @@ class GenerationBody(_Body):
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
+    @property
+    def new_tokens(self) -> int | None:
+        """How many new tokens the client asks for at most."""
+        return self.max_tokens
+
+    def name_of(self, field: str) -> str:
+        """What this client calls the engine's `prompt` or `max_tokens`."""
+        return field
+
 
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""
@@ -197,6 +206,15 @@ class ChatBody(GenerationBody):
                 "max_tokens", "max_tokens: send max_tokens or max_completion_tokens, not both", "invalid_value"
             )
         return self
+
+    @property
+    def new_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    def name_of(self, field: str) -> str:
+        if field == "max_tokens" and self.max_completion_tokens is not None:
+            return "max_completion_tokens"
+        return "messages" if field == "prompt" else field
 
     def conversation(self) -> list[dict[str, str]]:
         """The messages as a chat template takes them."""

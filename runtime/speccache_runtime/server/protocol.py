@@ -9,26 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from speccache_runtime.core import Finish, Output, Request
-
-
-class EngineLimits(Protocol):
-    """What a request must stay inside. Known once the model is loaded."""
-
-    @property
-    def max_context(self) -> int:
-        """Most tokens of one request: prompt and new tokens together."""
-        ...
-
-    @property
-    def vocab_size(self) -> int:
-        """Token ids are in [0, vocab_size)."""
-        ...
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """Tokens with which the model ends a text."""
-        ...
+from speccache_runtime.core import Finish, Limits, Output, Request
 
 
 class Engine(Protocol):
@@ -45,7 +26,12 @@ class Engine(Protocol):
         ...
 
     @property
-    def limits(self) -> EngineLimits:
+    def stalled(self) -> str | None:
+        """One line while the engine has done nothing for so long that it hangs, or None. It may still go on."""
+        ...
+
+    @property
+    def limits(self) -> Limits:
         """Only valid after `start` has returned."""
         ...
 
@@ -89,8 +75,9 @@ class Detokenizer(Protocol):
 class Tokenizer(Protocol):
     """Text to tokens and back."""
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of `text`, with the model's own start token if it has one. Raises BadRequest."""
+    def encode(self, text: str, *, rendered: bool = False) -> list[int]:
+        """Token ids of `text`, with the special tokens that the model puts around a text; `rendered`: a text that has
+        them already, from `render_chat`. Raises BadRequest."""
         ...
 
     def detokenizer(self, after: Sequence[int] = ()) -> Detokenizer:

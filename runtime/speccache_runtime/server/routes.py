@@ -16,11 +16,11 @@ from starlette.types import Receive, Scope, Send
 
 from speccache_runtime.core import Usage
 from speccache_runtime.errors import BadRequest, Unavailable
-from speccache_runtime.server.admission import make_request
 from speccache_runtime.server.answers import SSE_DONE, Answer, ChatCompletion, Completion, sse
 from speccache_runtime.server.errors import CLIENT_GONE, MAX_NAME, ApiError, from_bad_request, from_unavailable
 from speccache_runtime.server.generation import Generation
-from speccache_runtime.server.openai import ChatBody, GenerationBody, parse_chat, parse_completion
+from speccache_runtime.server.openai import GenerationBody, parse_chat, parse_completion
+from speccache_runtime.server.requests import make_request
 from speccache_runtime.server.state import ServerState
 
 
@@ -75,7 +75,7 @@ async def _respond(state: ServerState, request: Request, body: GenerationBody, a
     try:
         generation = await _submit(state, request, body, answer.id)
     except BadRequest as error:
-        raise from_bad_request(error, "messages" if isinstance(body, ChatBody) else "prompt") from error
+        raise from_bad_request(error, body.name_of(error.field)) from error
     except Unavailable as error:
         raise from_unavailable(error) from error
     if body.stream:

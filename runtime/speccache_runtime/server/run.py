@@ -1,7 +1,6 @@
-"""The server process: listen, load, serve, and on SIGTERM end without losing a request or a page.
+"""The server process: load, serve, and on SIGTERM end without losing a request or a page.
 
-listen     the port is taken first, so that probes get an answer while the model loads
-load       /ready says 503; a model that cannot be loaded ends the process with one line
+load       /ready says 503; a model that cannot be loaded ends the process with one line; a signal ends it at once
 serve      until SIGTERM or SIGINT
 drain      /ready says 503 and new requests get 503; running ones finish; host pages go to storage
 stop       open connections close; exit code 0. A second signal at any time: exit code 130, at once
@@ -15,6 +14,7 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,14 +25,11 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from speccache_runtime.config import EngineConfig
-from speccache_runtime.errors import ConfigError
 from speccache_runtime.server.app import create_app
 from speccache_runtime.server.lengths import ASSUMED_CHARACTERS
 from speccache_runtime.server.protocol import Engine, Tokenizer
 from speccache_runtime.server.state import ServerState
-
-Say = Callable[[str], None]
-"""Takes text for a person; lines end with a newline, and a line may come in parts."""
+from speccache_runtime.server.words import Say, timed
 
 EXIT_INTERRUPTED = 130
 
@@ -47,6 +44,7 @@ _Result = TypeVar("_Result")
 
 
 def serve(
+    listener: socket.socket,
     engine: Engine,
     tokenizer: Tokenizer,
     config: EngineConfig,
@@ -54,33 +52,21 @@ def serve(
     say: Say,
     per_token: int = ASSUMED_CHARACTERS,
 ) -> None:
-    """Serve until told to end. Owns `engine`: starts it, drains it and stops it.
+    """Serve on `listener` until told to end. Owns `engine`: starts it, drains it and stops it.
 
     `per_token` is the most characters that one token of `tokenizer` stands for; longer text is refused unseen.
 
-    Raises ConfigError when the port cannot be had, and what `engine.start` raises.
+    Raises what `engine.start` raises. Told to end before the model is loaded, it ends the process with code 0: the
+    thread that loads is in the middle of compiled code, which an orderly end of the interpreter would tear down.
     """
-    listener = listen(config.host, config.port)
     app = create_app(engine, tokenizer, config, registry, per_token)
-    with listener:
-        try:
-            asyncio.run(_Process(engine, app, config, say).run(listener))
-        finally:
-            engine.stop()
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A bound socket; port 0 takes a free one. Raises ConfigError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((host, port))
-    except (OSError, OverflowError) as error:
-        listener.close()
-        reason = error.strerror if isinstance(error, OSError) else None
-        raise ConfigError(f"cannot listen on {host} port {port}: {reason or error}; choose another --port") from error
-    return listener
+        loaded = asyncio.run(_Process(engine, app, config, say).run(listener))
+    finally:
+        engine.stop()
+    if not loaded:
+        sys.stdout.flush()
+        os._exit(0)
 
 
 class _UvicornServer(uvicorn.Server):
@@ -111,14 +97,16 @@ class _Process:
         self._ending = asyncio.Event()
         self._first_signal: float | None = None
 
-    async def run(self, listener: socket.socket) -> None:
+    async def run(self, listener: socket.socket) -> bool:
+        """False when the process was told to end before the model was loaded."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         serving = asyncio.create_task(self._server.serve(sockets=[listener]))
         ending = asyncio.create_task(self._ending.wait())
         try:
-            if await self._load(ending):
+            loaded = await self._load(ending)
+            if loaded:
                 self._announce(listener)
                 await ending
                 await self._drain()
@@ -126,6 +114,7 @@ class _Process:
             ending.cancel()
             self._server.should_exit = True
             await serving
+        return loaded
 
     def _on_signal(self) -> None:
         now = time.monotonic()
@@ -162,10 +151,8 @@ class _Process:
 
     async def _drain(self) -> None:
         self._state.draining = True
-        self._say("draining: finishing running requests, then writing pages to storage … ")
-        begun = time.monotonic()
-        await _in_thread(lambda: self._engine.drain(self._config.request_timeout, self._config.flush_timeout))
-        self._say(f"{time.monotonic() - begun:.1f} s\n")
+        with timed(self._say, "draining: finishing running requests, then writing pages to storage"):
+            await _in_thread(lambda: self._engine.drain(self._config.request_timeout, self._config.flush_timeout))
 
 
 def curl_line(host: str, port: int, config: EngineConfig) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from speccache_runtime.server.errors import RETRY_AFTER_LOADING, ApiError
+from speccache_runtime.server.admission import Room
+from speccache_runtime.server.errors import ApiError, loading
 from speccache_runtime.server.lengths import MAX_BODY_BYTES, body_limit
 from speccache_runtime.server.prompts import Prompts
 from speccache_runtime.server.protocol import Engine, Tokenizer
-from speccache_runtime.server.room import Room
 
 RETRY_AFTER_DRAINING = 1
 """Seconds; another replica, or this one's successor, takes the request."""
@@ -35,26 +35,31 @@ class ServerState:
         """Larger bodies are refused. The model's own limit is known once it is loaded."""
         return body_limit(self.engine.limits, self._per_token) if self.engine.ready else MAX_BODY_BYTES
 
+    def why_broken(self) -> str | None:
+        """One line for /health, or None while the process is worth keeping."""
+        return self.engine.failed or self.engine.stalled
+
     def why_not_ready(self) -> str | None:
         """One line for /ready, or None when requests can be taken."""
-        if self.engine.failed is not None:
-            return self.engine.failed
+        broken = self.why_broken()
+        if broken is not None:
+            return broken
         if self.draining:
             return "draining: the server finishes its last requests"
         if not self.engine.ready:
-            return "loading: the model is not loaded yet"
+            return loading().message
         return None
 
     def check_ready(self) -> None:
-        """Raises ApiError (500 after an engine failure, 503 with Retry-After while loading or draining)."""
-        reason = self.why_not_ready()
+        """Raises ApiError (500 for a broken engine, 503 with Retry-After while loading or draining)."""
+        broken, reason = self.why_broken(), self.why_not_ready()
+        if broken is not None:
+            raise ApiError(500, broken, code="engine_error")
         if reason is None:
             return
-        if self.engine.failed is not None:
-            raise ApiError(500, reason, code="engine_error")
         if self.draining:
             raise ApiError(503, reason, code="draining", retry_after=RETRY_AFTER_DRAINING)
-        raise ApiError(503, reason, code="loading", retry_after=RETRY_AFTER_LOADING)
+        raise loading()
 
     def check_model(self, name: str) -> None:
         """Raises ApiError (404) as OpenAI does for a model it does not have."""

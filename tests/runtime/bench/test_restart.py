@@ -17,10 +17,13 @@ SAMPLE = Path(__file__).parents[3] / "samples" / "tiny.yaml"
 
 
 @pytest.fixture(scope="module")
-def report() -> dict[str, Any]:
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    scratch = tmp_path_factory.mktemp("bench") / "made" / "by the command"
     command = [sys.executable, "-m", "speccache_runtime", "bench", "restart", "-f", str(SAMPLE), "--json"]
+    command += ["--storage-dir", str(scratch)]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stderr
+    assert list(scratch.iterdir()) == []
     return json.loads(answer.stdout)
 
 

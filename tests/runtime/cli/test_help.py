@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 
@@ -51,3 +52,18 @@ def test_wrong_command_line(run_cli, arguments):
     assert answer.returncode == 2
     assert answer.stdout == ""
     assert "usage: speccache-runtime" in answer.stderr
+
+
+@pytest.mark.parametrize("command", [[], ["serve"], ["inspect"], ["bench"], ["bench", "restart"]])
+def test_a_command_line_that_is_too_short_teaches(run_cli, command):
+    """What to write instead, with a file that is there."""
+    said = run_cli(*command).stderr
+    assert "error: " in said
+    example = f"  speccache-runtime {' '.join([*command, ''])}"
+    assert example in said.partition("examples:\n")[2]
+    assert command == ["inspect"] or "-f samples/tiny.yaml" in said
+
+
+def test_version(run_cli):
+    answer = run_cli("--version")
+    assert (answer.returncode, answer.stdout) == (0, f"speccache-runtime {metadata.version('speccache')}\n")

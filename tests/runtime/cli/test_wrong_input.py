@@ -157,9 +157,10 @@ def test_bench_needs_speculation_and_storage(run_cli, resource, resource_file):
     assert_one_line(answer, "spec.kvCache.storage", "spec.speculative.draftModel")
 
 
-def test_bench_in_a_missing_directory(run_cli, resource, resource_file, tmp_path):
-    answer = run_cli("bench", "restart", "-f", resource_file(resource), "--storage-dir", tmp_path / "no")
-    assert_one_line(answer, "--storage-dir", "is not a directory")
+def test_bench_in_a_file(run_cli, resource, resource_file, tmp_path):
+    (tmp_path / "taken").write_text("")
+    answer = run_cli("bench", "restart", "-f", resource_file(resource), "--storage-dir", tmp_path / "taken")
+    assert_one_line(answer, "taken", "storage directory")
 
 
 def test_inspect_nothing(run_cli, tmp_path):

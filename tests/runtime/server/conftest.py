@@ -22,19 +22,12 @@ from prometheus_client import CollectorRegistry, Counter
 
 from speccache_api.geometry import KVGeometry
 from speccache_runtime.config import EngineConfig
-from speccache_runtime.core import Finish, Output, Request, Tier, Usage
+from speccache_runtime.core import Finish, Limits, Output, Request, Tier, Usage
 from speccache_runtime.errors import BadRequest
 from speccache_runtime.server.app import create_app
 
 EOS = 256
 VOCABULARY = 300
-
-
-@dataclass(frozen=True)
-class Limits:
-    max_context: int = 1000
-    vocab_size: int = VOCABULARY
-    eos_token_ids: frozenset[int] = frozenset({EOS})
 
 
 class ByteDetokenizer:
@@ -59,7 +52,7 @@ class ByteDetokenizer:
 
 
 class ByteTokenizer:
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, rendered: bool = False) -> list[int]:
         return list(text.encode())
 
     def detokenizer(self, after: Sequence[int] = ()) -> ByteDetokenizer:
@@ -92,8 +85,9 @@ class ScriptedEngine:
     """Replays `script` for every request from a thread of its own; `gate` holds it back before each step."""
 
     def __init__(self) -> None:
-        self.limits = Limits()
+        self.limits = Limits(max_context=1000, vocab_size=VOCABULARY, eos_token_ids=frozenset({EOS}))
         self.failed: str | None = None
+        self.stalled: str | None = None
         self.ready = True
         self.script: Sequence[Step] = [b"hello", b" world", Finish.LENGTH]
         self.refuse: Exception | None = None
@@ -108,6 +102,7 @@ class ScriptedEngine:
     def submit(self, request: Request, on_output: Callable[[Output], None]) -> None:
         if self.refuse is not None:
             raise self.refuse
+        self.limits.check(request)
         self.requests.append(request)
         threading.Thread(target=self._replay, args=(request, on_output), daemon=True).start()
 

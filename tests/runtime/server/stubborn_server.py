@@ -6,14 +6,15 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 from prometheus_client import CollectorRegistry
 
 from speccache_api.geometry import KVGeometry
 from speccache_runtime.config import EngineConfig
-from speccache_runtime.core import Finish, Output, Request
+from speccache_runtime.core import Finish, Limits, Output, Request
+from speccache_runtime.server.early import listen
 from speccache_runtime.server.run import serve
+from speccache_runtime.server.words import say
 
 
 class StubbornEngine:
@@ -21,7 +22,8 @@ class StubbornEngine:
         self.where = where
         self.ready = False
         self.failed: str | None = None
-        self.limits = SimpleNamespace(max_context=10, vocab_size=10, eos_token_ids=frozenset())
+        self.stalled: str | None = None
+        self.limits = Limits(max_context=10, vocab_size=10, eos_token_ids=frozenset())
 
     def start(self) -> None:
         self._hang_at("load")
@@ -42,11 +44,6 @@ class StubbornEngine:
     def _hang_at(self, where: str) -> None:
         if self.where == where:
             threading.Event().wait()
-
-
-def say(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":
@@ -74,4 +71,5 @@ if __name__ == "__main__":
         port=0,
         host="127.0.0.1",
     )
-    serve(StubbornEngine(sys.argv[1]), None, config, CollectorRegistry(), say)  # type: ignore[arg-type]
+    with listen(config.host, config.port) as listener:
+        serve(listener, StubbornEngine(sys.argv[1]), None, config, CollectorRegistry(), say)  # type: ignore[arg-type]

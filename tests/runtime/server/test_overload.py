@@ -13,8 +13,8 @@ import pytest
 
 from speccache_runtime.core import Finish
 from speccache_runtime.errors import Overloaded
-from speccache_runtime.server import room
-from speccache_runtime.server.room import Room
+from speccache_runtime.server import admission
+from speccache_runtime.server.admission import Room
 
 
 class Held:
@@ -91,7 +91,7 @@ def test_one_text_at_a_time(wire, held, clients):
 
 def test_too_much_text_waits(wire, held, clients, monkeypatch):
     """503 for what would wait too long; a text of any length is taken when none waits."""
-    monkeypatch.setattr(room, "MAX_WAITING_CHARACTERS", 5)
+    monkeypatch.setattr(admission, "MAX_WAITING_CHARACTERS", 5)
     first = clients.submit(wire.complete, prompt="x" * 6)
     held.inside.get(timeout=5)
     refused = wire.complete(prompt="x")

@@ -15,8 +15,10 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
+from speccache_runtime.config import EngineConfig
 from speccache_runtime.core import Finish
 from speccache_runtime.errors import ConfigError, ModelError
+from speccache_runtime.server.early import listen
 from speccache_runtime.server.run import SAME_SIGNAL_SECONDS, serve
 
 STUBBORN = Path(__file__).parent / "stubborn_server.py"
@@ -55,6 +57,11 @@ def in_background(work) -> threading.Thread:
     return thread
 
 
+def serve_on(config: EngineConfig, engine, tokenizer, said: Said) -> None:
+    with listen(config.host, config.port) as listener:
+        serve(listener, engine, tokenizer, config, CollectorRegistry(), said)
+
+
 def test_drains_on_sigterm(engine_config, make_engine, make_tokenizer, said):
     """The running request gets its whole answer, new ones are refused meanwhile, the engine drains, then stops."""
     engine, calls, answers = make_engine(), [], []
@@ -88,7 +95,7 @@ def test_drains_on_sigterm(engine_config, make_engine, make_tokenizer, said):
 
     body, refused = {"model": "m", "prompt": "hi", "stream": True}, []
     running = in_background(client)
-    serve(engine, make_tokenizer(), engine_config, CollectorRegistry(), said)
+    serve_on(engine_config, engine, make_tokenizer(), said)
     assert "".join(answers).endswith("data: [DONE]\n\n")
     assert refused == [503, 503, 200]
     assert calls == [("drain", 1.0, 1.0), ("stop",)]
@@ -121,7 +128,7 @@ def test_answers_probes_while_loading(engine_config, make_engine, make_tokenizer
 
     engine.start = start
     in_background(client)
-    serve(engine, make_tokenizer(), replace(engine_config, port=port), CollectorRegistry(), said)
+    serve_on(replace(engine_config, port=port), engine, make_tokenizer(), said)
     assert probes == [200, 503, 200, 200]
 
 
@@ -145,26 +152,25 @@ def test_model_that_cannot_be_loaded(engine_config, make_engine, make_tokenizer,
 
     engine.start, engine.stop = start, stopped.set
     with pytest.raises(ModelError, match="cut off"):
-        serve(engine, make_tokenizer(), engine_config, CollectorRegistry(), said)
+        serve_on(engine_config, engine, make_tokenizer(), said)
     assert stopped.is_set()
     assert said.text.endswith("failed\n")
 
 
-def test_port_in_use(engine_config, make_engine, make_tokenizer, said):
-    """Told before anything is loaded, with the port."""
+def test_port_in_use():
+    """Told with the port."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"port {port}: .*--port"):
-            serve(make_engine(), make_tokenizer(), replace(engine_config, port=port), CollectorRegistry(), said)
-    assert said.text == ""
+            listen("127.0.0.1", port)
 
 
-def test_address_that_is_not_ours(engine_config, make_engine, make_tokenizer, said):
+def test_address_that_is_not_ours():
     """A wrong --host is a wrong configuration, not a traceback."""
     with pytest.raises(ConfigError, match=r"cannot listen on 203\.0\.113\.1"):
-        serve(make_engine(), make_tokenizer(), replace(engine_config, host="203.0.113.1"), CollectorRegistry(), said)
+        listen("203.0.113.1", 0)
     with pytest.raises(ConfigError, match="cannot listen on no such host"):
-        serve(make_engine(), make_tokenizer(), replace(engine_config, host="no such host"), CollectorRegistry(), said)
+        listen("no such host", 0)
 
 
 def stubborn(where: str) -> subprocess.Popen[str]:

@@ -94,6 +94,25 @@ def mount_tmpfs(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 
 
 @pytest.fixture
+def hung(tmp_path: Path) -> Iterator[Path]:
+    """A volume that never answers: a FUSE file system whose server does not read its requests."""
+    if os.geteuid() != 0 or not Path("/dev/fuse").exists():
+        pytest.skip("needs root and /dev/fuse to mount a volume that hangs")
+    path = tmp_path / "hung"
+    path.mkdir()
+    server = os.open("/dev/fuse", os.O_RDWR)
+    try:
+        options = f"fd={server},rootmode=40000,user_id=0,group_id=0"
+        _system("mount", "-i", "-t", "fuse", "-o", options, "speccache-test", str(path), keep=server)
+        try:
+            yield path
+        finally:
+            _system("umount", "--lazy", str(path))
+    finally:
+        os.close(server)  # ends whoever still waits
+
+
+@pytest.fixture
 def remount() -> Callable[[Path, str], None]:
     """Change the options of a file system that `mount_tmpfs` made."""
     return lambda path, options: _system("mount", "-o", f"remount,{options}", str(path))
@@ -136,6 +155,6 @@ def as_nobody() -> Callable[[], contextlib.AbstractContextManager[None]]:
     return drop
 
 
-def _system(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def _system(*command: str, keep: int | None = None) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, pass_fds=[] if keep is None else [keep])
     assert done.returncode == 0, f"{command}: {done.stderr}"

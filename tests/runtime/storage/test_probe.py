@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from speccache_runtime.cache.storage import registry
 from speccache_runtime.cache.storage.base import BackendError, ObjectName
 from speccache_runtime.cache.storage.codec import Half
 from speccache_runtime.cache.storage.file import LEFTOVER_AGE_S, FileBackend
@@ -162,3 +163,14 @@ def test_a_full_volume_is_opened_for_its_pages(mount_tmpfs, fill_up, caplog: pyt
     again = open_backend(BackendConfig("file", root))
     assert again.exists([name]) == [True]
     assert f"storage path {root} is full" in caplog.text
+
+
+def test_a_volume_that_hangs(hung: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Named while it is waited for, and given up after a while: a start must not hang without a word."""
+    monkeypatch.setattr(registry, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(registry, "PROBE_S", 1.0)
+    with pytest.raises(StorageError) as caught:
+        open_backend(BackendConfig("file", hung))
+    assert f"storage path {hung} does not answer" in caplog.text
+    assert str(caught.value).startswith(f"storage path {hung} has not answered for 1 s: ")
+    assert "\n" not in str(caught.value)
