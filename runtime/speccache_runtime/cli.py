@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
-from speccache_runtime.errors import ConfigError, SpecCacheError
+from speccache_runtime.errors import ConfigError, EngineFailed, SpecCacheError
 
 EXIT_FAILED = 1
 EXIT_WRONG = 2
@@ -33,7 +33,8 @@ examples:
 
 _SERVE_HELP = """\
 Serve one model over OpenAI's HTTP API until SIGTERM or Ctrl-C, then drain: finish running requests, write cached pages
-to storage, exit 0. A second signal ends the process at once.
+to storage, exit 0. A second signal ends the process at once. When the engine fails every request gets an error and the
+exit code is 1.
 
 examples:
   speccache-runtime serve -f samples/tiny.yaml
@@ -91,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return command(arguments)
     except SpecCacheError as error:
         sys.stderr.write(f"speccache-runtime: {_one_line(error)}\n")
-        return EXIT_WRONG
+        return EXIT_FAILED if isinstance(error, EngineFailed) else EXIT_WRONG
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
 

@@ -4,6 +4,7 @@ SpecCacheError
 ├── ConfigError        wrong configuration: the start stops with one line that names the field and the remedy
 ├── ModelError         model files missing, broken, or target and draft do not fit together: the start stops
 ├── RankError          another rank of this replica is gone or hangs: every request ends with an error, then the process
+├── EngineFailed       the engine cannot go on; every request has been answered: the process ends
 ├── StorageError       a storage tier cannot be opened: the start stops; later errors are counted misses instead
 ├── BadRequest         the client's fault: HTTP 400, `field` names what to change
 └── Unavailable        not now: HTTP 503 with Retry-After
@@ -26,6 +27,10 @@ class ModelError(SpecCacheError):
 
 class RankError(SpecCacheError):
     """Another rank of this replica has ended, hangs, or says what it should not."""
+
+
+class EngineFailed(SpecCacheError):
+    """The engine has ended for good, and every request with an error."""
 
 
 class StorageError(SpecCacheError):

@@ -11,7 +11,7 @@ from speccache_runtime.config import EngineConfig
 from speccache_runtime.core import Limits, Output
 from speccache_runtime.engine.engine import Engine
 from speccache_runtime.engine.parallel.leader import LeadRunner, Ranks
-from speccache_runtime.engine.parts import Parts, load_parts
+from speccache_runtime.engine.parts import Parts, load
 from speccache_runtime.engine.runner import Runner, Timer, untimed
 from speccache_runtime.engine.warmup import warm_up
 from speccache_runtime.metrics import Metrics
@@ -46,11 +46,12 @@ def build_engine(
     Raises ConfigError, ModelError, StorageError or RankError with one clear line.
     """
     if config.tensor == 1:
-        return _assemble(config, load_parts(config, ALONE, metrics), None, metrics, emit, wake, timer)
+        loaded = load(config, ALONE, metrics)
+        return _assemble(config, loaded.with_pools(loaded.most_pages), None, metrics, emit, wake, timer)
     ranks = Ranks(config, wake)
     try:
-        parts = load_parts(config, ranks.join(config), metrics)
-        ranks.wait_for("loaded")
+        loaded = load(config, ranks.join(config), metrics)
+        parts = loaded.with_pools(ranks.agree_on_pages(loaded.most_pages))
         return _assemble(config, parts, ranks, metrics, emit, wake, timer)
     except BaseException:
         ranks.close()

@@ -38,8 +38,27 @@ class Parts:
     store: PairStore | None
 
 
-def load_parts(config: EngineConfig, ranks: Collective, metrics: Metrics) -> Parts:
-    """Loads this rank's part of the models and opens its storage; all ranks must call it together.
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """One rank's models and storage, before its pools. `most_pages` is what it has room for."""
+
+    target: Target
+    head: Eagle3Head | None
+    shape: PoolShape
+    draft_shape: PoolShape | None
+    store: PairStore | None
+    device: torch.device
+    most_pages: int
+
+    def with_pools(self, pages: int) -> Parts:
+        """The whole, with pools of `pages` pages: the same number on every rank."""
+        draft_pool = KVPool(self.draft_shape, pages, self.device) if self.draft_shape else None
+        proposer = Eagle3Proposer(self.head, draft_pool) if self.head and draft_pool else None
+        return Parts(self.target, KVPool(self.shape, pages, self.device), draft_pool, proposer, self.store)
+
+
+def load(config: EngineConfig, ranks: Collective, metrics: Metrics) -> Loaded:
+    """Loads this rank's part of the models and opens its storage. Needs no other rank: some disks are slower.
 
     Raises ConfigError, ModelError or StorageError with one clear line.
     """
@@ -49,10 +68,8 @@ def load_parts(config: EngineConfig, ranks: Collective, metrics: Metrics) -> Par
     draft_shape = None if head is None else _shape("draft", head.facts, config.draft_geometry, config)
     shapes = [shape, draft_shape] if draft_shape else [shape]
     store = _open_store(config, ranks, target.facts, head.facts if head else None, shapes, metrics)
-    pages = ranks.least(_device_pages(config, device, sum(s.layout.page_bytes for s in shapes)))
-    draft_pool = KVPool(draft_shape, pages, device) if draft_shape else None
-    proposer = Eagle3Proposer(head, draft_pool) if head and draft_pool else None
-    return Parts(target, KVPool(shape, pages, device), draft_pool, proposer, store)
+    pages = _device_pages(config, device, sum(s.layout.page_bytes for s in shapes))
+    return Loaded(target, head, shape, draft_shape, store, device, pages)
 
 
 def device_of(config: EngineConfig, rank: int) -> torch.device:

@@ -59,6 +59,7 @@ class EngineService:
         self._stopping = False
         self._quiet = threading.Event()
         self._flushed = threading.Event()
+        self._over = threading.Event()
         self._thread: threading.Thread | None = None
         self._built: Built | None = None
         self._beat: float | None = None
@@ -110,6 +111,11 @@ class EngineService:
             self._notify()
         if not self._flushed.wait(flush_timeout):
             logger.warning("drain: pages not written to storage in time", extra={"timeout_seconds": flush_timeout})
+
+    def wait_over(self) -> str | None:
+        """Blocks until the engine thread has ended and every request with it; why it failed, None if it was stopped."""
+        self._over.wait()
+        return self.failed
 
     def stop(self) -> None:
         """Ends the engine thread and frees the tiers. Requests that still run get an error."""
@@ -197,6 +203,7 @@ class EngineService:
         self._quiet.set()
         self._flushed.set()
         self._built.close()
+        self._over.set()
 
     def _answer_all(self, error: str) -> None:
         """Ends every request: those that the engine has with what they cost, then those that it never got to see."""

@@ -30,9 +30,6 @@ class Collective(Protocol):
     def from_first(self, values: Tensor) -> Tensor:
         """What rank 0 gave, on every rank; made in place."""
 
-    def least(self, number: int) -> int:
-        """The smallest of all ranks' numbers."""
-
 
 class Alone:
     """A replica of one rank."""
@@ -49,9 +46,6 @@ class Alone:
     def from_first(self, values: Tensor) -> Tensor:
         return values
 
-    def least(self, number: int) -> int:
-        return number
-
 
 ALONE = Alone()
 
@@ -62,10 +56,9 @@ class ProcessGroup:
     An operation raises RuntimeError when another rank is gone or does not take part in time.
     """
 
-    def __init__(self, rank: int, size: int, device: torch.device) -> None:
+    def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
-        self._device = device
 
     def sum(self, part: Tensor) -> Tensor:
         dist.all_reduce(part)
@@ -79,8 +72,3 @@ class ProcessGroup:
     def from_first(self, values: Tensor) -> Tensor:
         dist.broadcast(values, src=0)
         return values
-
-    def least(self, number: int) -> int:
-        value = torch.tensor([number], device=self._device)
-        dist.all_reduce(value, op=dist.ReduceOp.MIN)
-        return int(value)

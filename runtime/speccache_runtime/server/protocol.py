@@ -55,6 +55,10 @@ class Engine(Protocol):
         storage what it lacks within `flush_timeout` seconds, then return."""
         ...
 
+    def wait_over(self) -> str | None:
+        """Block until the engine thread has ended and all requests have; why it failed, None if it was stopped."""
+        ...
+
     def stop(self) -> None:
         """End the engine thread and free the model. Safe to call twice and after a failed start."""
         ...

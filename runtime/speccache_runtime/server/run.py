@@ -1,7 +1,7 @@
 """The server process: load, serve, and on SIGTERM end without losing a request or a page.
 
 load       /ready says 503; a model that cannot be loaded ends the process with one line; a signal ends it at once
-serve      until SIGTERM or SIGINT
+serve      until SIGTERM or SIGINT, or until the engine fails: then all requests get an error and the process ends
 drain      /ready says 503 and new requests get 503; running ones finish; host pages go to storage
 stop       open connections close; exit code 0. A second signal at any time: exit code 130, at once
 """
@@ -25,6 +25,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from speccache_runtime.config import EngineConfig
+from speccache_runtime.errors import EngineFailed
 from speccache_runtime.server.app import create_app
 from speccache_runtime.server.lengths import ASSUMED_CHARACTERS
 from speccache_runtime.server.protocol import Engine, Tokenizer
@@ -56,8 +57,9 @@ def serve(
 
     `per_token` is the most characters that one token of `tokenizer` stands for; longer text is refused unseen.
 
-    Raises what `engine.start` raises. Told to end before the model is loaded, it ends the process with code 0: the
-    thread that loads is in the middle of compiled code, which an orderly end of the interpreter would tear down.
+    Raises what `engine.start` raises, and EngineFailed. Told to end before the model is loaded, it ends the process
+    with code 0: the thread that loads is in the middle of compiled code, which an orderly end of the interpreter would
+    tear down.
     """
     app = create_app(engine, tokenizer, config, registry, per_token)
     try:
@@ -108,13 +110,22 @@ class _Process:
             loaded = await self._load(ending)
             if loaded:
                 self._announce(listener)
-                await ending
+                await self._until_told_or_failed(ending)
                 await self._drain()
         finally:
             ending.cancel()
             self._server.should_exit = True
             await serving
         return loaded
+
+    async def _until_told_or_failed(self, ending: asyncio.Task[bool]) -> None:
+        """Raises EngineFailed; a process without an engine serves nobody, and a new one may."""
+        over = _in_thread(self._engine.wait_over)
+        either: set[asyncio.Future[Any]] = {over, ending}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not ending.done():
+            raise EngineFailed(over.result() or "the engine has ended")
+        over.cancel()
 
     def _on_signal(self) -> None:
         now = time.monotonic()

@@ -13,10 +13,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -323,6 +325,59 @@ def test_other_ranks_do_not_outlive_the_first(pair: Any) -> None:
     process.wait()
     process.stdout.close()
     until(lambda: not runs(follower), "a rank computes for nobody")
+
+
+SAMPLE = Path(__file__).parents[3] / "samples" / "tiny-two-ranks.yaml"
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server of two ranks in a process of its own, and its address."""
+    command = [sys.executable, "-m", "speccache_runtime", "serve", "-f", str(SAMPLE), "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    seen = ""
+    while "curl " not in seen:
+        line = process.stdout.readline()
+        assert line, f"the server has ended: {seen}"
+        seen += line
+    yield process, seen.partition("curl ")[2].partition("/v1")[0]
+    process.kill()
+    process.communicate()
+
+
+def ask(url: str, prompt: str, **more: Any) -> httpx.Response:
+    body = {"model": "tiny-two-ranks", "prompt": prompt, "max_tokens": 24, "temperature": 0} | more
+    return httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE_S)
+
+
+def test_a_server_whose_rank_dies_answers_everybody_and_ends_with_an_error(
+    served: tuple[subprocess.Popen[str], str],
+) -> None:
+    process, url = served
+    answer = ask(url, "def read_lines(path):")
+    assert answer.status_code == 200
+    assert answer.json()["usage"]["completion_tokens"] == 24
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(ask, url, prompt, max_tokens=2000) for prompt in ("class A:", "import os")]
+        until(lambda: "speccache_requests_running 2" in httpx.get(f"{url}/metrics").text, "nobody is served")
+        (follower,) = follower_pids(process.pid)
+        os.kill(follower, signal.SIGKILL)
+        for each in asked:
+            assert each.result().status_code == 500
+    assert process.wait(PATIENCE_S) == 1
+
+
+def test_a_server_of_two_ranks_drains_and_leaves_nobody_behind(served: tuple[subprocess.Popen[str], str]) -> None:
+    process, url = served
+    (follower,) = follower_pids(process.pid)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, url, "class A:", max_tokens=200)
+        until(lambda: "speccache_requests_running 1" in httpx.get(f"{url}/metrics").text, "nobody is served")
+        process.send_signal(signal.SIGTERM)
+        assert asked.result().json()["usage"]["completion_tokens"] == 200
+    assert process.wait(PATIENCE_S) == 0
+    assert not runs(follower)
 
 
 # ---- messages

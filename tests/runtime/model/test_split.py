@@ -80,9 +80,6 @@ class ThreadRank:
         first: Tensor = self._meeting.exchange(self.rank, values)[0].clone()
         return first
 
-    def least(self, number: int) -> int:
-        return min(self._meeting.exchange(self.rank, number))
-
 
 def rank_pool(geometry: KVGeometry, ranks: int, pages: int = 64) -> KVPool:
     pool = KVPool(PoolShape(geometry.for_rank(ranks), 16, "float32"), pages, CPU)

@@ -95,6 +95,7 @@ class ScriptedEngine:
         self.requests: list[Request] = []
         self.aborted: dict[str, Finish] = {}
         self.abort_seen = threading.Event()
+        self.over = threading.Event()
 
     def start(self) -> None:
         self.ready = True
@@ -114,8 +115,13 @@ class ScriptedEngine:
     def drain(self, request_timeout: float, flush_timeout: float) -> None:
         self.ready = False
 
+    def wait_over(self) -> str | None:
+        self.over.wait()
+        return self.failed
+
     def stop(self) -> None:
         self.ready = False
+        self.over.set()
 
     def _replay(self, request: Request, on_output: Callable[[Output], None]) -> None:
         made = 0

@@ -38,6 +38,10 @@ class StubbornEngine:
     def drain(self, request_timeout: float, flush_timeout: float) -> None:
         self._hang_at("drain")
 
+    def wait_over(self) -> str | None:
+        threading.Event().wait()
+        return None
+
     def stop(self) -> None:
         sys.stdout.write("engine stopped\n")
 

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from speccache_runtime.config import EngineConfig
 from speccache_runtime.core import Finish
-from speccache_runtime.errors import ConfigError, ModelError
+from speccache_runtime.errors import ConfigError, EngineFailed, ModelError
 from speccache_runtime.server.early import listen
 from speccache_runtime.server.run import SAME_SIGNAL_SECONDS, serve
 
@@ -60,6 +60,28 @@ def in_background(work) -> threading.Thread:
 def serve_on(config: EngineConfig, engine, tokenizer, said: Said) -> None:
     with listen(config.host, config.port) as listener:
         serve(listener, engine, tokenizer, config, CollectorRegistry(), said)
+
+
+def test_an_engine_that_fails_ends_the_process_after_its_requests(engine_config, make_engine, make_tokenizer, said):
+    engine, seen = make_engine(), []
+    engine.gate = threading.Semaphore(1)
+    engine.script = [b"a", RuntimeError("the device is gone")]
+
+    def client() -> None:
+        with httpx.stream("POST", f"{url_of(said)}/v1/completions", json=body, timeout=10) as answer:
+            for chunk in answer.iter_text():
+                seen.append(chunk)
+                if len(seen) == 1:
+                    engine.failed = "engine failed: the device is gone"
+                    engine.gate.release()
+                    engine.over.set()
+
+    body = {"model": engine_config.served_name, "prompt": "x", "stream": True}
+    asking = in_background(client)
+    with pytest.raises(EngineFailed, match="the device is gone"):
+        serve_on(engine_config, engine, make_tokenizer(), said)
+    asking.join(10)
+    assert "the device is gone" in seen[-1]
 
 
 def test_drains_on_sigterm(engine_config, make_engine, make_tokenizer, said):

@@ -27,6 +27,7 @@ from speccache_runtime.engine.parallel.messages import (
     Message,
     Moved,
     Moves,
+    Pages,
     Propose,
     Read,
     Ready,
@@ -37,7 +38,7 @@ from speccache_runtime.engine.parallel.messages import (
     WasWritten,
     Write,
 )
-from speccache_runtime.engine.parts import load_parts
+from speccache_runtime.engine.parts import load
 from speccache_runtime.engine.runner import Runner
 from speccache_runtime.errors import RankError
 from speccache_runtime.metrics import Metrics
@@ -57,7 +58,12 @@ def follow(channel: Channel) -> None:
         channel.send(Ready("here"))
         config = EngineConfig.from_json(start.config)
         ranks = meet(config, start.rank, Path(start.meet), start.timeout)
-        parts = load_parts(config, ranks, Metrics(CollectorRegistry()))
+        loaded = load(config, ranks, Metrics(CollectorRegistry()))
+        channel.send(Ready("loaded", loaded.most_pages))
+        agreed = channel.receive()
+        if not isinstance(agreed, Pages):
+            raise RankError("rank 0 has ended, or did not say how many pages there are")
+        parts = loaded.with_pools(agreed.count)
         record = HostRecord(parts.pool.layout, parts.draft_pool.layout if parts.draft_pool else None)
         arena = HostArena(record, config.host_pages, pinned=parts.pool.device.type == "cuda")
         loads = Loads(make_transfer(arena, parts.pool, parts.draft_pool))
@@ -69,9 +75,7 @@ def follow(channel: Channel) -> None:
             rows=config.max_running,
             num_steps=config.num_steps,
         )
-        follower = _Follower(channel, runner, loads, arena, parts.store)
-        channel.send(Ready("loaded"))
-        follower.serve()
+        _Follower(channel, runner, loads, arena, parts.store).serve()
     except Exception as error:
         channel.send(Failed(f"{type(error).__name__}: {error}"))
         raise

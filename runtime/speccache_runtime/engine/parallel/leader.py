@@ -33,6 +33,7 @@ from speccache_runtime.engine.parallel.messages import (
     Failed,
     Message,
     Order,
+    Pages,
     Propose,
     Ready,
     Start,
@@ -107,7 +108,7 @@ class Ranks:
         self._asked: dict[int, _Asked] = {}
         self._last = 0
         self._stopping = False
-        self._ready: dict[str, int] = {"here": 0, "loaded": 0}
+        self._ready: dict[str, list[Ready]] = {"here": [], "loaded": []}
         self._ranks: list[_Rank] = []
         for rank in range(1, config.tensor):
             self._ranks.append(self._start(rank, config))
@@ -169,7 +170,7 @@ class Ranks:
         if isinstance(message, Failed):
             raise RankError(f"rank {rank} failed: {message.text}")
         if isinstance(message, Ready):
-            self._ready[message.stage] += 1
+            self._ready[message.stage].append(message)
             return
         assert isinstance(message, Answer)
         asked = self._asked[message.number]
@@ -188,8 +189,16 @@ class Ranks:
 
     def wait_for(self, stage: Literal["here", "loaded"]) -> None:
         """Blocks until all ranks have come as far. Raises RankError when one cannot."""
-        while self._ready[stage] < len(self._ranks):
+        while len(self._ready[stage]) < len(self._ranks):
             self._take(*self._heard.get())
+
+    def agree_on_pages(self, most: int) -> int:
+        """Blocks until all ranks have loaded; how many device pages every one of them has room for, which they are
+        told. Raises RankError when one cannot load."""
+        self.wait_for("loaded")
+        pages = min([most, *(ready.most_pages for ready in self._ready["loaded"])])
+        self.tell(Pages(pages))
+        return pages
 
     # ---- what the cache needs
 

@@ -36,7 +36,7 @@ def meet(config: EngineConfig, rank: int, store: Path, timeout: float) -> Proces
         )
     except (RuntimeError, ValueError) as error:
         raise RankError(f"rank {rank} cannot join the others: {error}") from error
-    return ProcessGroup(rank, config.tensor, device)
+    return ProcessGroup(rank, config.tensor)
 
 
 def leave() -> None:

@@ -33,6 +33,14 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
+class Pages:
+    """Make pools of so many device pages."""
+
+    count: int
+    kind: Literal["pages"] = "pages"
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """Run the target's part of a step."""
 
@@ -108,9 +116,11 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """This rank has come as far: its program is there, or its part of the models is loaded."""
+    """This rank has come as far: its program is there, or its part of the models is loaded, and there is room for so
+    many device pages."""
 
     stage: Literal["here", "loaded"]
+    most_pages: int = 0
     kind: Literal["ready"] = "ready"
 
 
@@ -159,7 +169,7 @@ class WasWritten:
     kind: Literal["was_written"] = "was_written"
 
 
-Order = Start | Step | Propose | Load | Backup | Lookup | Read | Write | Stop
+Order = Start | Pages | Step | Propose | Load | Backup | Lookup | Read | Write | Stop
 Answer = Moved | Found | WasRead | WasWritten
 Message = Order | Answer | Ready | Failed
 
