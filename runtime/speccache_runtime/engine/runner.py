@@ -160,14 +160,15 @@ class Runner:
     def _tokens(self, groups: Sequence[Group], firsts: Sequence[int]) -> Tensor:
         """The tokens of all rows, held proposals included: int64 [T] on the device."""
         tokens = send([t for group in groups for t in (*group.tokens, *(0,) * group.held)], self._device)
+        width = self._proposals.shape[1]
         held = [
-            (first + len(group.tokens) + number, group.row, number)
+            (first + len(group.tokens) + number, group.row * width + number)
             for group, first in zip(groups, firsts, strict=True)
             for number in range(group.held)
         ]
         if held:
-            to, rows, numbers = send(held, self._device).T
-            tokens[to] = self._proposals[rows, numbers]
+            to, place = send(list(zip(*held, strict=True)), self._device)
+            tokens.index_copy_(0, to, self._proposals.view(-1).index_select(0, place))
         return tokens
 
     def _choose(self, passes: Sequence[_Pass]) -> Tensor | None:
@@ -201,7 +202,7 @@ class Runner:
         ]
         sent = send(rows, self._device)
         at, counts = sent[:, :-1], sent[:, -1]
-        return count_accepted(tokens[at], decode.tokens[at[:, 1:]], counts)
+        return count_accepted(tokens.take(at), decode.tokens.take(at[:, 1:]), counts)
 
 
 def _choosing_rows(group: Group, first: int, *, decode: bool) -> range:

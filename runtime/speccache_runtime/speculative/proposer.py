@@ -65,19 +65,30 @@ class Eagle3Proposer:
         if not order:
             return
         last = torch.tensor([len(w.next_tokens) for w in work]).cumsum(0) - 1
-        chosen = send(torch.stack([last[order], torch.tensor([work[i].row for i in order])]), self._device)
-        hidden, rows = hidden[chosen[0]], chosen[1]
+        hidden = hidden.index_select(0, send(last[order], self._device))
+        proposed: list[Tensor] = []
+        rows = [work[i].row for i in order]
         for step in range(work[order[0]].want):
             tokens = self._head.best(hidden)
-            into[rows[: len(order)], step] = tokens
+            proposed.append(tokens)
             order = [i for i in order if work[i].want > step + 1]
             if not order:
-                return
+                break
             at = [Rows(work[i].row, work[i].start + len(work[i].next_tokens) + step, 1) for i in order]
             packed = pack(at, tables, self._device, draft=True)
             hidden = self._head.forward(
                 tokens[: len(order)], hidden[: len(order)], packed.positions, self._pool, packed.attention
             )
+
+        self._keep(proposed, rows, into)
+
+    def _keep(self, proposed: Sequence[Tensor], rows: Sequence[int], into: Tensor) -> None:
+        """Writes the proposals of each step, of the first so many of `rows`, in as few operations as possible."""
+        if len(proposed[0]) == len(proposed[-1]):
+            into[:, : len(proposed)].index_copy_(0, send(rows, self._device), torch.stack(list(proposed), dim=1))
+            return
+        for step, tokens in enumerate(proposed):
+            into[:, step].index_copy_(0, send(rows[: len(tokens)], self._device), tokens)
 
     def _extend(self, work: Sequence[DraftWork], features: Tensor, tables: PageTables) -> Tensor:
         """The pass over the slots whose target features have just been computed; hidden states [rows, H]."""
