@@ -1,7 +1,8 @@
 """The command line. What it imports at the top is light, so that `--help` and a typing error are answered at once.
 
 Exit codes: 0 done; 1 `inspect` could not read the models, or a bug (with a traceback); 2 a wrong command line,
-configuration, model or storage directory (one line on standard error); 130 stopped at once.
+configuration, model or storage directory (one line on standard error); 130 stopped at once; 143 ended by SIGTERM, which
+`serve` takes as the order to end and answers with 0.
 """
 
 from __future__ import annotations
