@@ -20,7 +20,7 @@ from speccache_runtime.model.collective import Collective
 from speccache_runtime.model.draft_config import Eagle3Config, read_eagle3_config
 from speccache_runtime.model.draft_weights import HeadWeights, load_head_weights
 from speccache_runtime.model.inspect import check_pair, draft_facts
-from speccache_runtime.model.layer import LayerCall, attend, embed_rows, feed_forward
+from speccache_runtime.model.layer import LayerCall, attend, cut, embed_rows, feed_forward
 from speccache_runtime.model.rope import Rope
 from speccache_runtime.model.target import Target
 from speccache_runtime.model.torch_attention import TorchAttention
@@ -57,9 +57,10 @@ class Eagle3Head:
         if w.fc_norms:
             parts = features.chunk(len(w.fc_norms), dim=-1)
             features = torch.cat([norm(part) for part, norm in zip(parts, w.fc_norms, strict=True)], dim=-1)
-        inner = w.fc.shape[1]
-        part = features[:, self._ranks.rank * inner : (self._ranks.rank + 1) * inner]
-        return self._ranks.sum(F.linear(part, w.fc, w.fc_bias))
+        if self._ranks.size > 1:
+            inner = w.fc.shape[1]
+            features = features[:, self._ranks.rank * inner : (self._ranks.rank + 1) * inner]
+        return self._ranks.sum(F.linear(features, w.fc, w.fc_bias))
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, pool: KVPool, batch: AttentionBatch) -> Tensor:
@@ -83,9 +84,8 @@ class Eagle3Head:
         """Logits `[R, draft_vocab]` in float32 of rows that `forward` returned; on rank 0 only, None elsewhere."""
         normed = hidden if self.config.norm_output else self._w.norm(hidden)
         whole = self._ranks.gather(F.linear(normed, self._w.lm_head).float())
-        return None if whole is None else whole[:, : self.config.draft_vocab_size]
+        return None if whole is None else cut(whole, self.config.draft_vocab_size)
 
-    @torch.inference_mode()
     def best(self, hidden: Tensor) -> Tensor:
         """The most probable next token, by the target's ids, of rows that `forward` returned: int64 `[R]`, the same on
         every rank.

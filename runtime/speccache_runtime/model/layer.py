@@ -131,6 +131,11 @@ def embed_rows(tokens: Tensor, weight: Tensor, ranks: Collective) -> Tensor:
     return ranks.sum(F.embedding(own.where(inside, 0), weight) * inside[:, None])
 
 
+def cut(logits: Tensor, vocabulary: int) -> Tensor:
+    """`[R, n]` logits without those of the rows that pad a vocabulary."""
+    return logits if logits.shape[1] == vocabulary else logits[:, :vocabulary]
+
+
 def decode_layer(w: LayerWeights, x: Tensor, call: LayerCall, buffers: tuple[Tensor, ...]) -> Tensor:
     """One whole layer: rows of the residual stream `[T, H]` in, the same after the layer out."""
     x = x + call.ranks.sum(attend(w.attention, w.input_norm(x), call, buffers))

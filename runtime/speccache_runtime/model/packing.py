@@ -46,12 +46,14 @@ def pack(
 
     Absent pages lie before every row that is computed, so leaving them out keeps the causal order of the rest.
     """
-    segments, positions, slots, at = [], [], [], 0
+    segments: list[Segment] = []
+    positions: list[int] = []
+    slots: list[int] = []
     for row in rows:
         kv_len = row.start + row.count - (tables.absent_slots(row.row) if draft else 0)
-        segments.append(Segment(at, row.count, tables.pages(row.row, kv_len, draft=draft), kv_len))
-        positions.append(torch.arange(row.start, row.start + row.count))
-        slots.append(tables.slots(row.row, row.start, row.count))
-        at += row.count
-    where = send(torch.stack([torch.cat(positions), torch.cat(slots)]), device)
+        pages = tables.pages(row.row, kv_len, draft=draft)
+        segments.append(Segment(len(positions), row.count, pages, kv_len))
+        positions += range(row.start, row.start + row.count)
+        slots += tables.slots(row.row, row.start, row.count)
+    where = send([positions, slots], device)
     return Packed(where[0], AttentionBatch(where[1], tuple(segments), before_layer))

@@ -28,7 +28,7 @@ from speccache_runtime.model.files import read_config, reason
 from speccache_runtime.model.fuse import fused_layer, is_fusable, share_projections
 from speccache_runtime.model.hf_config import read_hf_config
 from speccache_runtime.model.inspect import target_facts
-from speccache_runtime.model.layer import LayerCall, RmsNorm, decode_layer, embed_rows
+from speccache_runtime.model.layer import LayerCall, RmsNorm, cut, decode_layer, embed_rows
 from speccache_runtime.model.rope import Rope
 from speccache_runtime.model.split import Split
 from speccache_runtime.model.torch_attention import TorchAttention
@@ -130,7 +130,7 @@ class Target:
     def logits(self, hidden: Tensor) -> Tensor | None:
         """Logits `[R, V]` in float32 of hidden rows `[R, H]` taken from a forward; on rank 0 only, None elsewhere."""
         whole = self.ranks.gather(F.linear(hidden, self.lm_head).float())
-        return None if whole is None else whole[:, : self.facts.vocab_size]
+        return None if whole is None else cut(whole, self.facts.vocab_size)
 
 
 def _capture(into: dict[int, Tensor], layer: int, _module: nn.Module, _inputs: object, output: Tensor) -> None:

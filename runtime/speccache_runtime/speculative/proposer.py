@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -64,8 +65,8 @@ class Eagle3Proposer:
         order = sorted((i for i, w in enumerate(work) if w.want), key=lambda i: -work[i].want)
         if not order:
             return
-        last = torch.tensor([len(w.next_tokens) for w in work]).cumsum(0) - 1
-        hidden = hidden.index_select(0, send(last[order], self._device))
+        last = list(itertools.accumulate(len(w.next_tokens) for w in work))
+        hidden = hidden.index_select(0, send([last[i] - 1 for i in order], self._device))
         proposed: list[Tensor] = []
         rows = [work[i].row for i in order]
         for step in range(work[order[0]].want):
@@ -93,9 +94,9 @@ class Eagle3Proposer:
     def _extend(self, work: Sequence[DraftWork], features: Tensor, tables: PageTables) -> Tensor:
         """The pass over the slots whose target features have just been computed; hidden states [rows, H]."""
         tokens = send([t for w in work for t in w.next_tokens], self._device)
-        take = torch.cat([torch.arange(w.feature_row, w.feature_row + len(w.next_tokens)) for w in work])
-        if len(take) != len(features):
-            features = features[send(take, self._device)]
+        if len(tokens) != len(features):
+            take = [row for w in work for row in range(w.feature_row, w.feature_row + len(w.next_tokens))]
+            features = features.index_select(0, send(take, self._device))
         packed = pack([Rows(w.row, w.start, len(w.next_tokens)) for w in work], tables, self._device, draft=True)
         hidden = self._head.fuse(features)
         return self._head.forward(tokens, hidden, packed.positions, self._pool, packed.attention)

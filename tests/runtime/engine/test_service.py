@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from prometheus_client import CollectorRegistry
 
 from speccache_api.geometry import KVGeometry
@@ -17,7 +18,6 @@ from speccache_runtime.cache import paired
 from speccache_runtime.cache.storage.file import FileBackend
 from speccache_runtime.config import EngineConfig, StorageConfig
 from speccache_runtime.core import Finish, Output, Request, SamplingParams, Tier
-from speccache_runtime.engine import build
 from speccache_runtime.engine.service import EngineService
 from speccache_runtime.errors import BadRequest, ConfigError, Draining, ModelError, Overloaded, StorageError
 
@@ -459,7 +459,7 @@ def test_a_storm_of_submits_and_aborts_leaves_nothing_behind(start: Start, tools
 def test_what_is_wrong_with_the_parts_stops_the_start_in_one_line(
     config: EngineConfig, changes: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    if changes.get("device") == "cuda" and build.torch.cuda.is_available():
+    if changes.get("device") == "cuda" and torch.cuda.is_available():
         return
     service = EngineService(dataclasses.replace(config, **changes), CollectorRegistry())
     with pytest.raises(error, match=message) as refused:

@@ -106,7 +106,7 @@ def test_slots_follow_the_pages_in_the_order_of_the_tokens(
     start = data.draw(st.integers(0, slots - 1))
     rows = data.draw(st.integers(1, slots - start))
     expected = [pages[i // page_size] * page_size + i % page_size for i in range(start, start + rows)]
-    assert known.slots(0, start, rows).tolist() == expected
+    assert known.slots(0, start, rows) == expected
     assert known.pages(0, slots, draft=False).tolist() == pages
     assert known.absent_slots(0) == sum(absent) * page_size
     assert known.pages(0, slots - known.absent_slots(0), draft=True).tolist() == kept + pages[split:]
