@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from speccache_api.geometry import Inspection
+from speccache_api.geometry import Inspection, KVGeometry
 from speccache_runtime.errors import ModelError
 from speccache_runtime.model.families import TARGET_ARCHITECTURES, check_target
 from speccache_runtime.model.inspect import inspect, target_facts
@@ -34,9 +34,9 @@ def test_facts_equal_the_loaded_model(family: str, model_dir: Callable[[str], Pa
     facts = inspect(path, None).target
     plain = AutoModelForCausalLM.from_pretrained(path)
     attention = plain.model.layers[0].self_attn
-    assert facts.geometry.layers == len(plain.model.layers)
-    assert facts.geometry.head_dim == attention.head_dim
-    assert facts.geometry.kv_heads == attention.k_proj.out_features // attention.head_dim
+    assert facts.geometry == KVGeometry.heads(
+        len(plain.model.layers), attention.k_proj.out_features // attention.head_dim, attention.head_dim
+    )
     assert facts.parameters == sum(p.numel() for p in plain.parameters())
     assert facts.hidden_size == plain.get_input_embeddings().weight.shape[1]
     assert facts.vocab_size == plain.get_input_embeddings().weight.shape[0]
