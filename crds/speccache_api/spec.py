@@ -241,6 +241,14 @@ class Spec(SpecModel):
             check=_gpu_for_each_rank,
             at=".resources.limits",
         ),
+        Rule(
+            cel="self.parallelism.tensor == 1 || !has(self.model.kvGeometry) || !has(self.model.kvGeometry.kvLoraRank)",
+            message="a model with MLA is served by one rank; set parallelism.tensor: 1",
+            check=lambda s: (
+                s.parallelism.tensor == 1 or s.model.kv_geometry is None or s.model.kv_geometry.kv_lora_rank is None
+            ),
+            at=".parallelism.tensor",
+        ),
         _shared_heads("model.kvGeometry", lambda s: s.model.kv_geometry),
         _shared_heads("speculative.draftModel.kvGeometry", lambda s: s.draft.kv_geometry if s.draft else None),
         Rule(

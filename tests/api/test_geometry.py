@@ -45,9 +45,10 @@ def test_known_models_in_bfloat16(geometry: KVGeometry, kib: float) -> None:
     assert geometry.bytes_per_token("bfloat16") == kib * 1024
 
 
+@pytest.mark.parametrize("geometry", [_FACTS.geometry, KVGeometry.latent(61, 512, 64)])
 @pytest.mark.parametrize("draft", [None, _FACTS])
-def test_json_round_trip(draft: ModelFacts | None) -> None:
-    inspection = Inspection(target=_FACTS, draft=draft)
+def test_json_round_trip(draft: ModelFacts | None, geometry: KVGeometry) -> None:
+    inspection = Inspection(target=dataclasses.replace(_FACTS, geometry=geometry), draft=draft)
     text = inspection.to_json()
     assert Inspection.from_json(text) == inspection
     assert len(text) < 1000

@@ -121,8 +121,9 @@ def test_what_a_running_engine_need_not_know_rolls_no_pods(spec: dict[str, Any])
         {"model": {"uri": "builtin://tiny", "servedName": "other"}},
         {"drain": {"flushTimeoutSeconds": 61}},
         {"kvCache": {"pageSize": 32, "device": {"tokens": 65536}, "host": {"tokens": 131072}}},
+        {"parallelism": {"tensor": 2}},
     ],
-    ids=["speculation", "served name", "drain", "page size"],
+    ids=["speculation", "served name", "drain", "page size", "ranks"],
 )
 def test_what_it_must_know_changes_the_digest(spec: dict[str, Any]) -> None:
     assert _wire(**spec).digest() != _wire().digest()

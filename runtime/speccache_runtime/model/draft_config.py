@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from speccache_runtime.errors import ModelError
-from speccache_runtime.model.families import check_rope, head_dim, kv_heads, positive, positive_number
+from speccache_runtime.model.families import check_rope, head_dim, kv_heads
 from speccache_runtime.model.files import read_config
+from speccache_runtime.model.values import positive, positive_number
 
 
 @dataclass(frozen=True, slots=True)

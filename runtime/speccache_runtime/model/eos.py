@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from speccache_runtime.errors import ModelError
-from speccache_runtime.model.families import positive
 from speccache_runtime.model.files import CONFIG, read_json
+from speccache_runtime.model.values import positive
 
 GENERATION_CONFIG = "generation_config.json"
 

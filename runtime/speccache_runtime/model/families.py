@@ -5,19 +5,29 @@ Pure checks over the parsed config.json, so that the inspection Job refuses a mo
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 from speccache_runtime.errors import ModelError
+from speccache_runtime.model.latent_config import LATENT_FAMILIES, check_latent
+from speccache_runtime.model.values import positive, positive_number
 
 TARGET_ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "DeepseekV2ForCausalLM": "deepseek_v2",
+    "DeepseekV3ForCausalLM": "deepseek_v3",
 }
-"""Dense decoders with full attention, and the model_type of each."""
+"""Decoders with full attention, and the model_type of each. DeepSeek's have latent attention and experts."""
+
+WINDOWED = {"mistral": False, "qwen2": True, "qwen3": True}
+"""Families whose attention can slide, and whether `use_sliding_window` switches it."""
+
+DEFAULT_WINDOW = 4096
+DEFAULT_FULL_LAYERS = 28
+"""What transformers takes for `sliding_window` and `max_window_layers` where config.json does not say."""
 
 SERVED_ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 
@@ -34,6 +44,9 @@ ROPE_NUMBERS = (
     "beta_slow",
 )
 """What angles are computed from. A 0 or a text here would pass until the first request, or end in a traceback."""
+
+ROPE_SCALES = ("mscale", "mscale_all_dim")
+PARTIAL_ROPE = "partial_rotary_factor"
 
 REFUSED = {
     "quantization_config": "quantised weights are not served yet",
@@ -62,6 +75,8 @@ def check_target(directory: Path, config: dict[str, Any]) -> str:
             raise ModelError(f"{directory}: config.json has {key}: {reason}")
     _check_attention(directory, config)
     check_rope(directory, config)
+    if is_latent(config):
+        check_latent(directory, config)
     activation = config.get("hidden_act", "silu")
     if activation not in SERVED_ACTIVATIONS:
         supported = ", ".join(SERVED_ACTIVATIONS)
@@ -69,6 +84,11 @@ def check_target(directory: Path, config: dict[str, Any]) -> str:
     positive(directory, config, "intermediate_size")
     positive_number(directory, config, "rms_norm_eps")
     return str(known[0])
+
+
+def is_latent(config: dict[str, Any]) -> bool:
+    """True for the families with multi-head latent attention (MLA)."""
+    return config.get("model_type") in LATENT_FAMILIES
 
 
 def check_rope(directory: Path, config: dict[str, Any]) -> None:
@@ -83,46 +103,51 @@ def check_rope(directory: Path, config: dict[str, Any]) -> None:
     for section in (config, rope if isinstance(rope, dict) else {}):
         for key in ROPE_NUMBERS:
             positive_number(directory, section, key)
+        for key in ROPE_SCALES:
+            if section.get(key) != 0:  # 0 is none
+                positive_number(directory, section, key)
+        part = section.get(PARTIAL_ROPE)
+        if part not in (None, 1):
+            raise ModelError(f"{directory}: {PARTIAL_ROPE} {part!r} is not served; only 1 is: all of a head is rotated")
 
 
 def _check_attention(directory: Path, config: dict[str, Any]) -> None:
-    window = config.get("sliding_window")
-    if window is not None and (isinstance(window, bool) or not isinstance(window, int)):
-        raise ModelError(f"{directory}: sliding_window in config.json must be a whole number or null, found {window!r}")
-    longest = positive(directory, config, "max_position_embeddings")
-    # Qwen2 and Qwen3 write a window that `use_sliding_window: false` switches off; Mistral has no such switch.
-    used = config.get("use_sliding_window", config.get("model_type") == "mistral")
-    if window is not None and used and window < longest:
+    layers = config.get("layer_types") or []
+    if not isinstance(layers, list):
+        raise ModelError(f"{directory}: layer_types in config.json must be a list, found {layers!r}")
+    window, longest = _window(directory, config), positive(directory, config, "max_position_embeddings")
+    if window is not None and window < longest:
         raise ModelError(
             f"{directory}: sliding-window attention is not served yet (sliding_window {window} is below "
             f"max_position_embeddings {longest})"
         )
-    layers = config.get("layer_types") or []
-    if not isinstance(layers, list):
-        raise ModelError(f"{directory}: layer_types in config.json must be a list, found {layers!r}")
     other = sorted({str(kind) for kind in layers} - {"full_attention"})
-    if other and (window is None or window < longest or other != ["sliding_attention"]):
+    if other and (window is None or other != ["sliding_attention"]):
         raise ModelError(f"{directory}: layers of type {', '.join(other)} are not served yet; only full attention is")
 
 
-def positive(directory: Path, config: dict[str, Any], key: str) -> int:
-    """A whole number above 0 from a config. Raises ModelError naming the key."""
-    value = config.get(key)
-    # Tensors have sizes of 64 bits; longer numbers cannot even be computed with.
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 63:
-        raise ModelError(f"{directory}: {key} in config.json must be a whole number above 0, found {value!r}")
-    return value
+def _window(directory: Path, config: dict[str, Any]) -> int | None:
+    """The sliding window that a layer of the model attends through; None when every layer has full attention.
 
-
-def positive_number(directory: Path, config: dict[str, Any], key: str, default: float = 1.0) -> float:
-    """A finite number above 0 from a config, `default` if there is none. Raises ModelError naming the key."""
-    value = config.get(key)
-    if value is None:
-        return default
-    # The upper bound also keeps out infinity and whole numbers that are too long for a float.
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < sys.float_info.max:
-        raise ModelError(f"{directory}: {key} in config.json must be a number above 0, found {value!r}")
-    return float(value)
+    What transformers' configuration classes make of config.json, said again here because importing them imports torch
+    (4 s and half a gigabyte, which the inspection Job does without): an absent window is 4,096 and only null is none;
+    the switch belongs to Qwen alone, where it is off unless set, and layers below max_window_layers do not slide.
+    """
+    window = config.get("sliding_window", DEFAULT_WINDOW)
+    if window is not None and (isinstance(window, bool) or not isinstance(window, int)):
+        raise ModelError(f"{directory}: sliding_window in config.json must be a whole number or null, found {window!r}")
+    switched = WINDOWED.get(str(config.get("model_type")))
+    if not switched:
+        return None if switched is None else window
+    used = config.get("use_sliding_window", False)
+    if not isinstance(used, bool):
+        raise ModelError(f"{directory}: use_sliding_window in config.json must be true or false, found {used!r}")
+    full = config.get("max_window_layers", DEFAULT_FULL_LAYERS)
+    if isinstance(full, bool) or not isinstance(full, int):
+        raise ModelError(f"{directory}: max_window_layers in config.json must be a whole number, found {full!r}")
+    kinds = config.get("layer_types")
+    slides = full < positive(directory, config, "num_hidden_layers") if kinds is None else "sliding_attention" in kinds
+    return window if used and slides else None
 
 
 def head_dim(directory: Path, config: dict[str, Any]) -> int:

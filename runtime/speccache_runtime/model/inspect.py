@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from speccache_api.geometry import Inspection, KVGeometry, ModelFacts
 from speccache_runtime.errors import ModelError
 from speccache_runtime.model.draft_config import read_eagle3_config
 from speccache_runtime.model.eos import eos_token_ids
-from speccache_runtime.model.families import TARGET_ARCHITECTURES, check_target, head_dim, kv_heads, positive
+from speccache_runtime.model.families import TARGET_ARCHITECTURES, check_target, head_dim, is_latent, kv_heads
 from speccache_runtime.model.files import (
     CONFIG,
     FLOAT_DTYPES,
@@ -28,8 +29,11 @@ from speccache_runtime.model.files import (
     safetensors_files,
     tensor_table,
 )
+from speccache_runtime.model.latent_config import latent_shape, spare_layers
+from speccache_runtime.model.values import positive
 
 LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
+"""Whose tensors they are; the number is the layer's."""
 
 SAMPLE_BYTES = 4096
 """Bytes of each tensor that enter the identity. Reading all weights would take minutes for a large model; any training
@@ -65,6 +69,8 @@ def target_facts(directory: Path) -> ModelFacts:
     eos_token_ids(directory, config)
     if config.get("tie_word_embeddings") is True:
         table.pop("lm_head.weight", None)  # The embedding serves as both; a stored copy is not loaded.
+    layers = positive(directory, config, "num_hidden_layers")
+    table = {name: tensor for name, tensor in table.items() if not is_spare(name, layers)}
     return ModelFacts(
         geometry=_geometry(directory, config),
         parameters=_parameters(table),
@@ -90,7 +96,7 @@ def draft_facts(directory: Path) -> ModelFacts:
     else:
         raise ModelError(f"{directory}: no weights found; expected {SAFETENSORS} or {TORCH_BIN}")
     return ModelFacts(
-        geometry=_heads(directory, 1, config.kv_heads, config.head_dim),
+        geometry=_described(directory, KVGeometry.heads, 1, config.kv_heads, config.head_dim),
         parameters=parameters,
         hidden_size=config.hidden_size,
         vocab_size=config.vocab_size,
@@ -122,14 +128,23 @@ def check_pair(target: ModelFacts, target_directory: Path, draft_directory: Path
     config.resolve_aux_layers(target.geometry.layers)
 
 
+def is_spare(name: str, layers: int) -> bool:
+    """True for a tensor of a layer behind the last of `layers`: it predicts further tokens, and is not loaded."""
+    found = LAYER.match(name)
+    return found is not None and int(found[1]) >= layers
+
+
 def _geometry(directory: Path, config: dict[str, Any]) -> KVGeometry:
     layers = positive(directory, config, "num_hidden_layers")
-    return _heads(directory, layers, kv_heads(directory, config), head_dim(directory, config))
+    if is_latent(config):
+        shape = latent_shape(directory, config)
+        return _described(directory, KVGeometry.latent, layers, shape.rank, shape.rope_dim)
+    return _described(directory, KVGeometry.heads, layers, kv_heads(directory, config), head_dim(directory, config))
 
 
-def _heads(directory: Path, layers: int, heads: int, width: int) -> KVGeometry:
+def _described(directory: Path, form: Callable[[int, int, int], KVGeometry], *numbers: int) -> KVGeometry:
     try:
-        return KVGeometry.heads(layers, heads, width)
+        return form(*numbers)
     except ValueError as error:
         raise ModelError(f"{directory}: config.json describes KV that cannot be kept: {error}") from error
 
@@ -141,32 +156,47 @@ def _check_shape(directory: Path, config: dict[str, Any], table: dict[str, Tenso
     """
     layers = positive(directory, config, "num_hidden_layers")
     held = max((int(found[1]) + 1 for name in table if (found := LAYER.match(name))), default=0)
-    if layers != held:
+    if not layers <= held <= layers + spare_layers(directory, config):
         raise ModelError(
             f"{directory}: num_hidden_layers in config.json is {layers}, but the weights hold {held} layers"
         )
-    hidden, size = positive(directory, config, "hidden_size"), head_dim(directory, config)
-    for name, rows in (
-        ("embed_tokens", positive(directory, config, "vocab_size")),
-        ("layers.0.self_attn.q_proj", positive(directory, config, "num_attention_heads") * size),
-        ("layers.0.self_attn.k_proj", kv_heads(directory, config) * size),
-        ("layers.0.mlp.gate_proj", positive(directory, config, "intermediate_size")),
-    ):
+    hidden = positive(directory, config, "hidden_size")
+    expected = {"embed_tokens": (positive(directory, config, "vocab_size"), hidden)}
+    expected |= {f"layers.0.self_attn.{name}": size for name, size in _attention_shapes(directory, config).items()}
+    if not is_latent(config) or config["first_k_dense_replace"]:
+        expected["layers.0.mlp.gate_proj"] = (positive(directory, config, "intermediate_size"), hidden)
+    for name, size in expected.items():
         tensor = table.get(f"model.{name}.weight")
-        if tensor is not None and tensor.shape != (rows, hidden):
+        if tensor is not None and tensor.shape != size:
             raise ModelError(
-                f"{directory}: tensor {tensor.name} has shape {list(tensor.shape)}, the config says {[rows, hidden]}"
+                f"{directory}: tensor {tensor.name} has shape {list(tensor.shape)}, the config says {list(size)}"
             )
 
 
 def _shares(directory: Path, config: dict[str, Any]) -> int:
-    """Heads and the inner size of the MLP must divide over ranks. Other activations run as transformers' modules, which
-    are not split.
+    """Heads and the inner size of the MLP must divide over ranks. Other activations and latent attention run as
+    transformers' modules, which are not split.
     """
-    if config.get("hidden_act", "silu") not in ("silu", "swish"):
+    if is_latent(config) or config.get("hidden_act", "silu") not in ("silu", "swish"):
         return 1
     heads = positive(directory, config, "num_attention_heads")
     return math.gcd(heads, positive(directory, config, "intermediate_size"))
+
+
+def _attention_shapes(directory: Path, config: dict[str, Any]) -> dict[str, tuple[int, int]]:
+    """Shapes of the projections whose sizes the KV has."""
+    hidden = positive(directory, config, "hidden_size")
+    if is_latent(config):
+        latent = latent_shape(directory, config)
+        return {
+            "kv_a_proj_with_mqa": (latent.rank + latent.rope_dim, hidden),
+            "kv_b_proj": (latent.heads * (latent.nope_dim + latent.value_dim), latent.rank),
+        }
+    size = head_dim(directory, config)
+    return {
+        "q_proj": (positive(directory, config, "num_attention_heads") * size, hidden),
+        "k_proj": (kv_heads(directory, config) * size, hidden),
+    }
 
 
 def _parameters(table: dict[str, TensorInfo]) -> int:

@@ -1,7 +1,6 @@
 """The target model: transformers' own modules over our paged pools, with the features that an EAGLE-3 head needs.
 
-Weights are streamed onto modules that were built without memory (on the meta device), so loading never holds the model
-twice. Features are taken by hooks on the layers, because transformers returns the last hidden state after the final
+Features are taken by hooks on the layers, because transformers returns the last hidden state after the final
 norm, while a head wants what a layer really gave out.
 """
 
@@ -15,8 +14,7 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from transformers.initialization import no_init_weights
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from speccache_api.geometry import ModelFacts
 from speccache_runtime.errors import ModelError
@@ -24,17 +22,16 @@ from speccache_runtime.model import hf_attention
 from speccache_runtime.model.attention import AttentionBackend, AttentionBatch, KVPool
 from speccache_runtime.model.collective import ALONE, Collective
 from speccache_runtime.model.eos import eos_token_ids
-from speccache_runtime.model.files import read_config, reason
-from speccache_runtime.model.fuse import fused_layer, is_fusable, share_projections
-from speccache_runtime.model.hf_config import read_hf_config
+from speccache_runtime.model.files import read_config
+from speccache_runtime.model.fuse import fused_layer, is_fusable
 from speccache_runtime.model.inspect import target_facts
+from speccache_runtime.model.latent import LatentAttention, keys_from_latents
+from speccache_runtime.model.latent_config import LATENT_FAMILIES
 from speccache_runtime.model.layer import LayerCall, RmsNorm, cut, decode_layer, embed_rows
+from speccache_runtime.model.loading import empty_model, fill
 from speccache_runtime.model.rope import Rope
 from speccache_runtime.model.split import Split
 from speccache_runtime.model.torch_attention import TorchAttention
-from speccache_runtime.model.weights import own, stream_weights
-
-OUTPUT_HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +64,14 @@ class Target:
         self.aux_layers = aux_layers
         self.config: PreTrainedConfig = model.config
         self.embed = cast(nn.Embedding, model.get_input_embeddings())
-        kv_heads = max(1, self.config.num_key_value_heads // ranks.size)
-        self.backend: AttentionBackend = TorchAttention(self.config.num_attention_heads // ranks.size // kv_heads)
         self._decoder: Any = model.get_decoder()
+        self._latent = isinstance(self._decoder.layers[0].self_attn, LatentAttention)
+        heads, kv_heads = self.config.num_attention_heads, max(1, self.config.num_key_value_heads // ranks.size)
+        self.backend: AttentionBackend = (
+            TorchAttention(heads, keys_from_latents)
+            if self._latent
+            else TorchAttention(heads // ranks.size // kv_heads)
+        )
         self.lm_head: Tensor = model.get_output_embeddings().weight.detach()
         self._captures = frozenset(aux_layers)
         self._norm = RmsNorm(self._decoder.norm.weight.detach(), float(self.config.rms_norm_eps))
@@ -105,7 +107,8 @@ class Target:
     def _forward_modules(
         self, tokens: Tensor, positions: Tensor, pool: KVPool, batch: AttentionBatch
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """Through transformers' modules: any architecture whose attention is plain."""
+        """Through transformers' modules: any architecture whose attention is plain or latent."""
+        more = {"rotation": self._rope(positions, self.embed.weight.dtype)} if self._latent else {}
         captured: dict[int, Tensor] = {}
         hooks = [
             self._decoder.layers[layer].register_forward_hook(partial(_capture, captured, layer))
@@ -120,6 +123,7 @@ class Target:
                 before_layer=batch.before_layer,
                 backend=self.backend,
                 prepared=self.backend.prepare(batch, pool),
+                **more,
             )
         finally:
             for hook in hooks:
@@ -161,94 +165,17 @@ def load_target(
                 f"{path}: features of layer {layer} are wanted, but there are {facts.geometry.layers} layers"
             )
     hf_attention.register()
-    model = _empty_model(path)
+    model = empty_model(path)
     fuse = fuse and is_fusable(model)
     if ranks.size > 1 and (not fuse or facts.shares % ranks.size):
         raise ModelError(
             f"{path}: the model cannot be split over {ranks.size} ranks (it can over divisors of {facts.shares}); "
             "set parallelism.tensor to one of them"
         )
-    split = Split.of(ranks, model.config.num_key_value_heads)
-    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters(remove_duplicate=False)}
-    if fuse:
+    fill(model, path, Split.of(ranks, model.config.num_key_value_heads), fused=fuse, device=device, dtype=dtype)
+    if facts.model_type in LATENT_FAMILIES:
         for layer in cast(Any, model.get_decoder()).layers:
-            share_projections(layer, split, device=device, dtype=dtype)
-    _fill(model, path, shapes, split, device=device, dtype=dtype)
+            layer.self_attn = LatentAttention(layer.self_attn)
     model.requires_grad_(False)
     eos = eos_token_ids(path, read_config(path))
     return Target(path, model.eval(), facts, eos, aux_layers, fused=fuse, ranks=ranks)
-
-
-def _empty_model(path: Path) -> PreTrainedModel:
-    """The model's modules with parameters that take no memory."""
-    config = read_hf_config(path)
-    try:
-        with torch.device("meta"), no_init_weights():
-            model = AutoModelForCausalLM.from_config(config, attn_implementation=hf_attention.NAME)
-            return cast(PreTrainedModel, model)
-    except Exception as error:  # libraries' own kinds, and assertions
-        raise ModelError(f"{path}: config.json describes no model that can be built: {reason(error)}") from error
-
-
-def _fill(
-    model: PreTrainedModel,
-    path: Path,
-    shapes: dict[str, tuple[int, ...]],
-    split: Split,
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> None:
-    """Loads this rank's part of every parameter and makes the buffers; on return nothing is left on the meta device.
-
-    `shapes` are those of the whole parameters.
-    """
-    wanted = dict(model.named_parameters(remove_duplicate=False))
-    tied = bool(model.config.tie_word_embeddings)
-    if tied:
-        del wanted[OUTPUT_HEAD]
-    for stored in stream_weights(path, split):
-        name = stored.name
-        if name.endswith("rotary_emb.inv_freq") or (tied and name == OUTPUT_HEAD):
-            continue  # Old checkpoints hold it, but it follows from the config or from the embedding.
-        if name not in wanted:
-            raise ModelError(f"{path}: tensor {name} is not part of {type(model).__name__}, or is there twice")
-        if stored.shape != shapes[name]:
-            raise ModelError(
-                f"{path}: tensor {name} has shape {list(stored.shape)}, the config says {list(shapes[name])}"
-            )
-        part = split.padded(name, stored.part, stored.shape[0]) if stored.shape else stored.part
-        _load(model, path, name, wanted.pop(name), part, device=device, dtype=dtype)
-    if wanted:
-        missing = ", ".join(sorted(wanted)[:3]) + (f" and {len(wanted) - 3} more" if len(wanted) > 3 else "")
-        raise ModelError(f"{path}: tensors are missing from the weights: {missing}")
-    if tied:
-        _assign(model, OUTPUT_HEAD, cast(nn.Embedding, model.get_input_embeddings()).weight)
-    # Rope tables are made again on the real device and stay float32: rounding them would shift far positions.
-    decoder = model.get_decoder()
-    with torch.device(device):
-        decoder.rotary_emb = type(decoder.rotary_emb)(config=model.config)
-
-
-def _load(
-    model: nn.Module,
-    path: Path,
-    name: str,
-    parameter: Tensor,
-    tensor: Tensor,
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> None:
-    """Puts a stored tensor where `parameter` is: into its memory if it has some, else in its place."""
-    if not tensor.is_floating_point():
-        raise ModelError(f"{path}: tensor {name} is stored as {tensor.dtype}; quantised weights are not served yet")
-    if parameter.is_meta:
-        _assign(model, name, nn.Parameter(own(tensor, device=device, dtype=dtype), requires_grad=False))
-    else:
-        parameter.data.copy_(tensor)
-
-
-def _assign(model: nn.Module, name: str, parameter: Tensor) -> None:
-    owner, _, leaf = name.rpartition(".")
-    setattr(model.get_submodule(owner), leaf, parameter)

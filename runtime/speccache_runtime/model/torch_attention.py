@@ -170,8 +170,16 @@ class TorchAttention:
             out = F.scaled_dot_product_attention(rows, keys, values, plan.mask, scale=scale)
             return out.reshape(kv_heads, length, group, width).transpose(0, 1).reshape(length, heads, width)
         queries = q.transpose(0, 1).unsqueeze(0)
+        if kv_heads == 1:  # without a copy, and kernels that know nothing of shared heads can take it
+            keys, values = keys.expand(-1, heads, -1, -1), values.expand(-1, heads, -1, -1)
         out = F.scaled_dot_product_attention(
-            queries, keys, values, plan.mask, is_causal=plan.mask is None, scale=scale, enable_gqa=group > 1
+            queries,
+            keys,
+            values,
+            plan.mask,
+            is_causal=plan.mask is None,
+            scale=scale,
+            enable_gqa=kv_heads not in (1, heads),
         )
         return out.squeeze(0).transpose(0, 1)
 

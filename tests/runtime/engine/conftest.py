@@ -19,7 +19,7 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from speccache_runtime.cache.paired import PairedCache
 from speccache_runtime.cache.policy import MissingDraft
@@ -138,7 +138,9 @@ class Pair:
         self.target_path, self.draft_path = target_path, draft_path
         self.target: Target = load_target(target_path, device=DEVICE, dtype=torch.float32, aux_layers=aux)
         self.head: Eagle3Head = load_eagle3(draft_path, self.target, device=DEVICE, dtype=torch.float32)
-        self._plain = LlamaForCausalLM.from_pretrained(target_path, dtype=torch.float32, attn_implementation="eager")
+        self._plain = AutoModelForCausalLM.from_pretrained(
+            target_path, dtype=torch.float32, attn_implementation="eager"
+        )
         self._plain.to(DEVICE)
         self._said: dict[tuple[int, ...], tuple[int, ...]] = {}
 
@@ -321,4 +323,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 @pytest.fixture(scope="session")
 def tools() -> SimpleNamespace:
     """The helpers of this file: test modules cannot import a conftest by name."""
-    return SimpleNamespace(DEVICE=DEVICE, Life=Life, Pair=Pair, random_tokens=random_tokens, stored=stored, VOCAB=VOCAB)
+    return SimpleNamespace(
+        DEVICE=DEVICE,
+        Life=Life,
+        Pair=Pair,
+        write_draft=write_draft,
+        random_tokens=random_tokens,
+        stored=stored,
+        VOCAB=VOCAB,
+    )

@@ -13,11 +13,14 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from speccache_api.geometry import Inspection
+from speccache_api.geometry import Inspection, KVGeometry
 from speccache_runtime.errors import ModelError
+from speccache_runtime.model.families import TARGET_ARCHITECTURES, check_target
 from speccache_runtime.model.inspect import inspect, target_facts
 from speccache_runtime.model.target import load_target
 
@@ -31,9 +34,9 @@ def test_facts_equal_the_loaded_model(family: str, model_dir: Callable[[str], Pa
     facts = inspect(path, None).target
     plain = AutoModelForCausalLM.from_pretrained(path)
     attention = plain.model.layers[0].self_attn
-    assert facts.geometry.layers == len(plain.model.layers)
-    assert facts.geometry.head_dim == attention.head_dim
-    assert facts.geometry.kv_heads == attention.k_proj.out_features // attention.head_dim
+    assert facts.geometry == KVGeometry.heads(
+        len(plain.model.layers), attention.k_proj.out_features // attention.head_dim, attention.head_dim
+    )
     assert facts.parameters == sum(p.numel() for p in plain.parameters())
     assert facts.hidden_size == plain.get_input_embeddings().weight.shape[1]
     assert facts.vocab_size == plain.get_input_embeddings().weight.shape[0]
@@ -189,6 +192,12 @@ INSPECTED = [
         config(rope_parameters={"rope_type": "default", "rope_theta": 0}),
         "rope_theta in config.json must be a number above 0, found 0",
     ),
+    (
+        "partial_linear_rope",
+        config(rope_parameters={"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}),
+        "partial_rotary_factor 0.5 is not served; only 1 is",
+    ),
+    ("partial_rope", config(partial_rotary_factor=0.25), "partial_rotary_factor 0.25 is not served"),
     ("window_text", config(sliding_window="x"), "sliding_window .* whole number or null, found 'x'"),
     ("layer_types_number", config(layer_types=5), "layer_types in config.json must be a list, found 5"),
     ("no_weights", files(lambda p: (p / "model.safetensors").unlink()), "no weights found"),
@@ -244,6 +253,64 @@ def test_short_sliding_windows_are_refused(
     path = tools.make_model(tmp_path / "m", family, **changes)
     with pytest.raises(ModelError, match=r"sliding-window attention is not served yet .*128 is below .* 512"):
         inspect(path, None)
+
+
+ABSENT = "absent"
+WINDOWS = {
+    "model_type": ["llama", "mistral", "qwen2", "qwen3"],
+    "sliding_window": [ABSENT, None, 128, 511, 512, 4096],
+    "use_sliding_window": [ABSENT, False, True],
+    "max_window_layers": [ABSENT, 0, 2, 3],
+    "layer_types": [ABSENT, None, ["full_attention"] * 3, ["full_attention", "sliding_attention"] * 2],
+    "max_position_embeddings": [512, 4096, 8192],
+}
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.fixed_dictionaries({key: st.sampled_from(values) for key, values in WINDOWS.items()}))
+def test_what_is_served_has_full_attention_in_transformers_too(written: dict[str, Any]) -> None:
+    """Whatever the keys say or leave out, and whatever transformers takes for those that are left out."""
+    keys = {key: value for key, value in written.items() if value is not ABSENT}
+    longest, layers = keys["max_position_embeddings"], len(keys.get("layer_types") or [None] * 3)
+    model = {"num_hidden_layers": layers, "intermediate_size": 8}
+    architecture = next(name for name, family in TARGET_ARCHITECTURES.items() if family == keys["model_type"])
+    resolved = AutoConfig.for_model(**keys, num_hidden_layers=layers)
+    window = None if keys["model_type"] == "llama" else resolved.sliding_window
+    kinds = getattr(resolved, "layer_types", None) or ["full_attention"] * layers
+    slides = [True] * layers if keys["model_type"] == "mistral" else [kind == "sliding_attention" for kind in kinds]
+    full = window is None or window >= longest or not any(slides)
+    # A layer that slides without a window, or in a family without any, cannot be built or does not say what it means.
+    strange = "sliding_attention" in (keys.get("layer_types") or []) and window is None
+    refused = None
+    try:
+        check_target(Path("model"), keys | model | {"architectures": [architecture]})
+    except ModelError as error:
+        refused = str(error)
+    assert (refused is None) == (full and not strange), refused
+
+
+@pytest.mark.parametrize(
+    ("family", "absent", "changes"),
+    [
+        ("mistral", ["sliding_window"], {}),
+        ("mistral", [], {"sliding_window": 4096, "use_sliding_window": False}),
+        ("qwen2", ["sliding_window"], {"use_sliding_window": True, "max_window_layers": 2}),
+    ],
+    ids=["no width", "a switch that Mistral does not have", "switched on without a width"],
+)
+def test_windows_that_transformers_fills_in_are_refused(
+    family: str, absent: list[str], changes: dict[str, Any], tmp_path: Path, tools: SimpleNamespace
+) -> None:
+    path = tools.make_model(tmp_path / "m", family, max_position_embeddings=8192)
+    written = json.loads((path / "config.json").read_text()) | changes
+    written = {key: value for key, value in written.items() if key not in (*absent, "layer_types")}
+    (path / "config.json").write_text(json.dumps(written))
+    for refuse in (
+        lambda: inspect(path, None),
+        lambda: load_target(path, device=CPU, dtype=torch.float32, aux_layers=()),
+    ):
+        with pytest.raises(ModelError, match=r"sliding-window .* \(sliding_window 4096 is below .* 8192\)"):
+            refuse()
 
 
 def test_window_as_long_as_the_context_is_full_attention(tmp_path: Path, tools: SimpleNamespace) -> None:
