@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from speccache_operator import settings
+from speccache_operator.process import settings
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts/speccache"

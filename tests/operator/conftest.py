@@ -13,10 +13,10 @@ import pytest
 from speccache_api import names
 from speccache_api.geometry import Inspection, KVGeometry, ModelFacts
 from speccache_api.resource import SpecCacheDeployment
-from speccache_operator.context import RuntimeImage
+from speccache_operator.children.context import RuntimeImage
+from speccache_operator.decide.plan import Plan, judge, make_plan
 from speccache_operator.kinds import Key, Object, Ref
-from speccache_operator.observed import Observed
-from speccache_operator.plan import Plan, judge, make_plan
+from speccache_operator.observe.observed import Observed
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 

@@ -8,11 +8,11 @@ import pytest
 
 from speccache_api import names
 from speccache_api.geometry import Inspection, builtin_facts
-from speccache_operator import inspection, memory, storage
+from speccache_operator.children.context import RuntimeImage
 from speccache_operator.children.inspection_record import RECORD_KEY
-from speccache_operator.conditions import Reason
-from speccache_operator.context import RuntimeImage
-from speccache_operator.observed import NodeCapacity, Observed
+from speccache_operator.decide import inspection, memory, storage
+from speccache_operator.decide.conditions import Reason
+from speccache_operator.observe.observed import NodeCapacity, Observed
 
 GIB = 2**30
 ON_CLAIMS = {

@@ -20,8 +20,8 @@ from speccache_operator.children import (
     service_account,
     stateful_set,
 )
+from speccache_operator.children.context import BuildContext, InspectionJob, RuntimeImage, Sized
 from speccache_operator.children.inspection_record import RECORD_KEY
-from speccache_operator.context import BuildContext, InspectionJob, RuntimeImage, Sized
 
 BUILDERS = (
     claim,

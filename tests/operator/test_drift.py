@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speccache_api import names
-from speccache_operator.drift import ANNOTATION_PLAN_HASH, drifted, replanned, reset, stamped
-from speccache_operator.ownership import Owner, owner_of
+from speccache_operator.decide.drift import ANNOTATION_PLAN_HASH, drifted, replanned, reset, stamped
+from speccache_operator.decide.ownership import Owner, owner_of
 
 OBJECT: Any = {
     "apiVersion": "v1",

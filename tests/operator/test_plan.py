@@ -8,7 +8,8 @@ import pytest
 
 from speccache_api import names
 from speccache_api.status import CONDITION_TYPES, Status
-from speccache_operator.conditions import Reason
+from speccache_operator.decide.conditions import Reason
+from speccache_operator.decide.plan import WAIT_FOR_DELETION_SECONDS, Cause
 from speccache_operator.kinds import (
     CLAIM,
     CONFIG_MAP,
@@ -17,8 +18,7 @@ from speccache_operator.kinds import (
     STATEFUL_SET,
     Ref,
 )
-from speccache_operator.observed import NodeCapacity, Observed
-from speccache_operator.plan import WAIT_FOR_DELETION_SECONDS, Cause
+from speccache_operator.observe.observed import NodeCapacity, Observed
 
 GIB = 2**30
 STORAGE = {"spec.kvCache.storage": {"persistentVolumeClaim": {"size": "1Gi"}}}

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from speccache_operator.context import RuntimeImage
+from speccache_operator.children.context import RuntimeImage
 from speccache_operator.errors import Conflict, Refused, Unavailable
 from speccache_operator.kinds import CLAIM, NODE, POD, RESOURCE, STATEFUL_SET, Key, Kind, Object, Ref
+from speccache_operator.loop.reconcile import Reconciler
 from speccache_operator.metrics import Metrics
-from speccache_operator.observe import NODES_SECONDS, Nodes
-from speccache_operator.reconcile import Reconciler
+from speccache_operator.observe.look import NODES_SECONDS, Nodes
 
 KEY = Key("demo", "chat")
 STORAGE = {"spec.kvCache.storage": {"persistentVolumeClaim": {"size": "1Gi"}}}

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from speccache_operator.conditions import Reason
+from speccache_operator.decide.conditions import Reason
+from speccache_operator.decide.pod_trouble import pod_trouble, worst_trouble
 from speccache_operator.kinds import STATEFUL_SET, Ref
-from speccache_operator.pod_trouble import pod_trouble, worst_trouble
 
 SET = Ref(STATEFUL_SET, "demo", "chat")
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from speccache_operator import events, status
-from speccache_operator.apply import Refusal, Write
-from speccache_operator.conditions import Condition, Reason, head, tail
+from speccache_operator.act import events, status
+from speccache_operator.act.apply import Refusal, Write
+from speccache_operator.decide.conditions import Condition, Reason, head, tail
+from speccache_operator.decide.plan import Cause
 from speccache_operator.kinds import CLAIM, STATEFUL_SET, Ref
-from speccache_operator.plan import Cause
 
 
 def _condition(state: str = "True", reason: Reason = Reason.SERVING, kind: str = "Ready", text: str = "x") -> Condition:

@@ -5,8 +5,8 @@ from typing import Any
 
 from speccache_api import names
 from speccache_api.quantity import format_bytes, parse_amount
+from speccache_operator.children.context import BuildContext
 from speccache_operator.children.meta import metadata, orphan_metadata
-from speccache_operator.context import BuildContext
 from speccache_operator.kinds import CLAIM, Object
 
 

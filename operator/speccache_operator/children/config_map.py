@@ -3,8 +3,8 @@
 from typing import Any
 
 from speccache_api import names
+from speccache_operator.children.context import BuildContext
 from speccache_operator.children.meta import metadata
-from speccache_operator.context import BuildContext
 from speccache_operator.kinds import CONFIG_MAP
 
 

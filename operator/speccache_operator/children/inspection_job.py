@@ -8,10 +8,10 @@ from typing import Any
 
 from speccache_api import names
 from speccache_operator.children import pods
+from speccache_operator.children.context import BuildContext
 from speccache_operator.children.meta import metadata
-from speccache_operator.context import BuildContext
+from speccache_operator.children.mounts import model_mounts
 from speccache_operator.kinds import JOB
-from speccache_operator.models import model_mounts
 
 ATTEMPTS = 4
 DEADLINE_SECONDS = 3600

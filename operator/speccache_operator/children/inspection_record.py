@@ -7,8 +7,8 @@ the operator inspect again: that is the way to say that the files behind an unch
 from typing import Any
 
 from speccache_api import names
+from speccache_operator.children.context import BuildContext
 from speccache_operator.children.meta import metadata
-from speccache_operator.context import BuildContext
 from speccache_operator.kinds import CONFIG_MAP
 
 RECORD_KEY = "inspection.json"

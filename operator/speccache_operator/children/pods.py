@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from speccache_api import names
-from speccache_operator.context import BuildContext
-from speccache_operator.models import ModelMount
+from speccache_operator.children.context import BuildContext
+from speccache_operator.children.mounts import ModelMount
 
 USER = 65532
 """User and group of the runtime image; claims are made writable for the group."""

@@ -5,10 +5,10 @@ from typing import Any
 from speccache_api import names
 from speccache_api.quantity import format_bytes
 from speccache_operator.children import pods
+from speccache_operator.children.context import BuildContext, Sized
 from speccache_operator.children.meta import metadata
-from speccache_operator.context import BuildContext, Sized
+from speccache_operator.children.mounts import model_mounts
 from speccache_operator.kinds import STATEFUL_SET
-from speccache_operator.models import model_mounts
 
 _WIRE_VOLUME = "wire"
 _SHARED_MEMORY_VOLUME = "shared-memory"

@@ -8,11 +8,11 @@ object of the same name that somebody makes in that very moment is taken over.
 from dataclasses import dataclass
 
 from speccache_operator.cluster import Cluster
+from speccache_operator.decide.plan import Apply, Cause, Plan
 from speccache_operator.errors import Refused
 from speccache_operator.kinds import SERVICE, STATEFUL_SET, Object, Ref
 from speccache_operator.metrics import Metrics
-from speccache_operator.observed import version
-from speccache_operator.plan import Apply, Cause, Plan
+from speccache_operator.observe.observed import version
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from speccache_operator.errors import ClusterError, Conflict
-from speccache_operator.health import Health
 from speccache_operator.kinds import Key
 from speccache_operator.logs import fields
+from speccache_operator.loop.workqueue import WorkQueue
 from speccache_operator.metrics import Metrics
-from speccache_operator.workqueue import WorkQueue
+from speccache_operator.process.health import Health
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,6 @@ from typing import Any
 from speccache_api import names
 from speccache_api.resource import InvalidResource, SpecCacheDeployment
 from speccache_api.wire import build_wire
-from speccache_operator import facts, inspection, memory, rollout, storage
 from speccache_operator.children import (
     claim,
     config_map,
@@ -26,7 +25,9 @@ from speccache_operator.children import (
     service_account,
     stateful_set,
 )
-from speccache_operator.conditions import (
+from speccache_operator.children.context import BuildContext, RuntimeImage, Sized
+from speccache_operator.decide import inspection, memory, rollout, status_fields, storage
+from speccache_operator.decide.conditions import (
     CONDITION_TYPES,
     CONFIG_VALID,
     MEMORY_SIZED,
@@ -37,12 +38,11 @@ from speccache_operator.conditions import (
     Reason,
     head,
 )
-from speccache_operator.context import BuildContext, RuntimeImage, Sized
-from speccache_operator.drift import drifted, replanned, reset, spec_drifted, stamped
+from speccache_operator.decide.drift import drifted, replanned, reset, spec_drifted, stamped
+from speccache_operator.decide.ownership import Owner, owner_of
+from speccache_operator.decide.pod_trouble import recheck_after
 from speccache_operator.kinds import CLAIM, JOB, STATEFUL_SET, Key, Object, Ref
-from speccache_operator.observed import Observed
-from speccache_operator.ownership import Owner, owner_of
-from speccache_operator.pod_trouble import recheck_after
+from speccache_operator.observe.observed import Observed
 
 WAIT_FOR_DELETION_SECONDS = 5.0
 
@@ -123,7 +123,7 @@ def _invalid(error: InvalidResource, live: Object | None) -> Plan:
     count = (live or {}).get("status", {}).get("readyReplicas", 0)
     still = f" ({count} pods of the earlier configuration still serve)" if count else ""
     conditions.append(Condition("Ready", "False", Reason.INVALID_RESOURCE, config.message + still))
-    return Plan(_ordered(conditions), facts.counts(live))
+    return Plan(_ordered(conditions), status_fields.counts(live))
 
 
 class _Planner:
@@ -157,7 +157,7 @@ class _Planner:
         ]
         return Plan(
             _ordered(conditions),
-            facts.of(self.resource, self.inspection.inspection, self.memory, live),
+            status_fields.of(self.resource, self.inspection.inspection, self.memory, live),
             apply=tuple(writes),
             delete=tuple(self._deletions(wanted)),
             again_after=self._again_after(obstacle, served),

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from speccache_operator.apply import Refusal
+from speccache_operator.act.apply import Refusal
 from speccache_operator.cluster import Cluster
-from speccache_operator.conditions import PROGRESSING, READY, STORAGE_READY, Condition, Reason, head
+from speccache_operator.decide.conditions import PROGRESSING, READY, STORAGE_READY, Condition, Reason, head
 from speccache_operator.kinds import CLAIM, RESOURCE, Object
 
 

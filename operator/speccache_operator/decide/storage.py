@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from speccache_api import names
 from speccache_api.resource import SpecCacheDeployment
 from speccache_api.spec_cache import StorageClaim
-from speccache_operator.conditions import STORAGE_READY, Condition, Reason, Status
+from speccache_operator.decide.conditions import STORAGE_READY, Condition, Reason, Status
+from speccache_operator.decide.ownership import Owner, owner_of
 from speccache_operator.kinds import Object
-from speccache_operator.observed import Observed
-from speccache_operator.ownership import Owner, owner_of
+from speccache_operator.observe.observed import Observed
 
 _FIELD = "spec.kvCache.storage.persistentVolumeClaim"
 

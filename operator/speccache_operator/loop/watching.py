@@ -8,9 +8,9 @@ import kopf
 
 from speccache_api import names
 from speccache_operator.cluster import SERVICE_ACCOUNT_FOLDER, in_cluster, in_cluster_server
-from speccache_operator.controller import Controller
 from speccache_operator.kinds import CONFIG_MAP, JOB, POD, SERVICE, SERVICE_ACCOUNT, STATEFUL_SET, Key
-from speccache_operator.reconcile import Reconciler
+from speccache_operator.loop.controller import Controller
+from speccache_operator.loop.reconcile import Reconciler
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from speccache_api.quantity import format_bytes
 from speccache_api.resource import SpecCacheDeployment
 from speccache_api.sizing import kv_dtype
 from speccache_api.status import summary
-from speccache_operator import memory
+from speccache_operator.decide import memory
 from speccache_operator.kinds import Object
 
 

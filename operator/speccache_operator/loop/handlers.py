@@ -9,8 +9,8 @@ from typing import Any
 
 import kopf
 
-from speccache_operator import watching
 from speccache_operator.kinds import CLAIM, CONFIG_MAP, JOB, POD, RESOURCE, SERVICE, SERVICE_ACCOUNT, STATEFUL_SET
+from speccache_operator.loop import watching
 
 
 @kopf.on.startup()

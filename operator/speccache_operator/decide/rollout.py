@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from speccache_api.resource import SpecCacheDeployment
-from speccache_operator.conditions import (
+from speccache_operator.decide.conditions import (
     CONFIG_VALID,
     MEMORY_SIZED,
     MODEL_INSPECTED,
@@ -19,8 +19,8 @@ from speccache_operator.conditions import (
     Condition,
     Reason,
 )
+from speccache_operator.decide.pod_trouble import Trouble, is_ready, was_oom_killed, worst_trouble
 from speccache_operator.kinds import Object
-from speccache_operator.pod_trouble import Trouble, is_ready, was_oom_killed, worst_trouble
 
 _ORDER = (CONFIG_VALID, MODEL_INSPECTED, MEMORY_SIZED, STORAGE_READY)
 _OOM_REMEDY = (

@@ -19,13 +19,13 @@ from speccache_api import names
 from speccache_api.geometry import BadInspection, Inspection
 from speccache_api.resource import SpecCacheDeployment
 from speccache_api.sizing import known_inspection
+from speccache_operator.children.context import InspectionJob, RuntimeImage
 from speccache_operator.children.inspection_record import RECORD_KEY
-from speccache_operator.conditions import MODEL_INSPECTED, Condition, Reason, Status
-from speccache_operator.context import InspectionJob, RuntimeImage
+from speccache_operator.children.mounts import model_mounts
+from speccache_operator.decide.conditions import MODEL_INSPECTED, Condition, Reason, Status
+from speccache_operator.decide.pod_trouble import recheck_after, termination_message, worst_trouble
 from speccache_operator.kinds import CONFIG_MAP, JOB, Object, Ref
-from speccache_operator.models import model_mounts
-from speccache_operator.observed import Observed
-from speccache_operator.pod_trouble import recheck_after, termination_message, worst_trouble
+from speccache_operator.observe.observed import Observed
 
 PATIENCE_SECONDS = 15.0
 """A Job that has no pod after this time is being refused one."""

@@ -13,6 +13,7 @@ from typing import Any
 from speccache_api import names
 from speccache_api.quantity import parse_bytes
 from speccache_api.resource import SpecCacheDeployment
+from speccache_operator.children.mounts import model_mounts
 from speccache_operator.cluster import Cluster
 from speccache_operator.errors import Refused
 from speccache_operator.kinds import (
@@ -29,8 +30,7 @@ from speccache_operator.kinds import (
     Ref,
 )
 from speccache_operator.logs import fields
-from speccache_operator.models import model_mounts
-from speccache_operator.observed import NodeCapacity, Observed
+from speccache_operator.observe.observed import NodeCapacity, Observed
 
 NODES_SECONDS = 30.0
 logger = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from speccache_api.names import GPU_RESOURCE
 from speccache_api.quantity import MIB, format_bytes, parse_bytes, round_up
 from speccache_api.sizing import MemoryPlan, SizingError, shortfall, size_memory
 from speccache_api.spec import Spec
-from speccache_operator.conditions import MEMORY_SIZED, Condition, Reason, Status
-from speccache_operator.observed import NodeCapacity
+from speccache_operator.decide.conditions import MEMORY_SIZED, Condition, Reason, Status
+from speccache_operator.observe.observed import NodeCapacity
 
 RECHECK_NODES_SECONDS = 60.0
 """Nodes are not watched, so a resource that waits for a larger one looks again after this time."""

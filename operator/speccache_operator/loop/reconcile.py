@@ -5,19 +5,19 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
 from speccache_api.resource import SpecCacheDeployment
-from speccache_operator import events, status
-from speccache_operator.apply import Outcome, carry_out
+from speccache_operator.act import events, status
+from speccache_operator.act.apply import Outcome, carry_out
+from speccache_operator.children.context import RuntimeImage
 from speccache_operator.cluster import Cluster
-from speccache_operator.conditions import READY, Condition
-from speccache_operator.context import RuntimeImage
-from speccache_operator.controller import Result
+from speccache_operator.decide.conditions import READY, Condition
+from speccache_operator.decide.plan import Judged, judge, make_plan
 from speccache_operator.errors import ClusterError
 from speccache_operator.kinds import RESOURCE, Key, Object, Ref
 from speccache_operator.logs import fields
+from speccache_operator.loop.controller import Result
 from speccache_operator.metrics import Metrics
-from speccache_operator.observe import Nodes, claim_names, observe
-from speccache_operator.observed import version
-from speccache_operator.plan import Judged, judge, make_plan
+from speccache_operator.observe.look import Nodes, claim_names, observe
+from speccache_operator.observe.observed import version
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from speccache_operator.conditions import Reason, head, tail
+from speccache_operator.decide.conditions import Reason, head, tail
 from speccache_operator.kinds import Object
 
 _PULL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")

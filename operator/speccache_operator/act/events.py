@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from speccache_api import names
-from speccache_operator.apply import Write
-from speccache_operator.conditions import MEMORY_SIZED, PROGRESSING, READY, Condition, Reason
+from speccache_operator.act.apply import Write
+from speccache_operator.decide.conditions import MEMORY_SIZED, PROGRESSING, READY, Condition, Reason
+from speccache_operator.decide.plan import Cause
 from speccache_operator.kinds import EVENT, Object
-from speccache_operator.plan import Cause
 
 _QUIET = (
     Reason.SCALED_TO_ZERO,
