@@ -10,10 +10,10 @@ import pytest
 
 from speccache_operator.children.context import RuntimeImage
 from speccache_operator.errors import Conflict, Refused, Unavailable
-from speccache_operator.kinds import CLAIM, NODE, POD, RESOURCE, STATEFUL_SET, Key, Kind, Object, Ref
+from speccache_operator.kinds import CLAIM, DEPLOYMENT, NODE, POD, RESOURCE, Key, Kind, Object, Ref
 from speccache_operator.loop.reconcile import Reconciler
 from speccache_operator.metrics import Metrics
-from speccache_operator.observe.look import NODES_SECONDS, Nodes
+from speccache_operator.observe.cluster_wide import NODES_SECONDS, Nodes
 
 KEY = Key("demo", "chat")
 STORAGE = {"spec.kvCache.storage": {"persistentVolumeClaim": {"size": "1Gi"}}}
@@ -130,7 +130,7 @@ async def _until_quiet(reconciler: Reconciler, memory: Memory) -> int:
 async def test_two_passes_are_enough_and_the_second_writes_nothing(raw: Any) -> None:
     memory = Memory(raw(**STORAGE))
     assert await _until_quiet(_reconciler(memory), memory) == 3  # children; a status that has seen them; nothing
-    assert Ref(STATEFUL_SET, "demo", "chat") in memory.objects
+    assert Ref(DEPLOYMENT, "demo", "chat") in memory.objects
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["request lost", "answer lost"])
@@ -164,7 +164,7 @@ async def test_a_refused_object_stops_what_needs_it_and_is_told(raw: Any) -> Non
     memory.refuse = CLAIM
     result = await _reconciler(memory).reconcile(KEY)
     assert result.failed
-    assert not any("StatefulSet" in write for write in memory.writes)
+    assert not any(write.startswith("apply Deployment") for write in memory.writes)
     conditions = {c["type"]: c for c in memory.objects[Ref(RESOURCE, "demo", "chat")]["status"]["conditions"]}
     assert conditions["Ready"]["reason"] == conditions["StorageReady"]["reason"] == "ClaimRefused"
 
@@ -175,7 +175,7 @@ async def test_states_that_were_seen_or_made_are_no_news(raw: Any) -> None:
     assert reconciler.is_news(KEY, memory.objects[Ref(RESOURCE, "demo", "chat")])
     await reconciler.reconcile(KEY)
     assert not [ref for ref, obj in memory.objects.items() if reconciler.is_news(KEY, obj)]
-    changed = copy.deepcopy(memory.objects[Ref(STATEFUL_SET, "demo", "chat")])
+    changed = copy.deepcopy(memory.objects[Ref(DEPLOYMENT, "demo", "chat")])
     changed["metadata"]["resourceVersion"] = "999"
     assert reconciler.is_news(KEY, changed)
 
@@ -230,7 +230,7 @@ async def test_without_the_right_to_see_nodes_memory_is_not_compared(raw: Any) -
 
     memory = NoNodes(raw())
     await _reconciler(memory).reconcile(KEY)
-    assert Ref(STATEFUL_SET, "demo", "chat") in memory.objects
+    assert Ref(DEPLOYMENT, "demo", "chat") in memory.objects
 
 
 async def test_nodes_are_read_once_for_many_passes() -> None:

@@ -1,6 +1,7 @@
 """The shape of the package: what may know what, and that the rule book is kept."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,8 @@ from pathlib import Path
 import pytest
 
 import speccache_operator
+from speccache_operator.children import rights, table
+from speccache_operator.kinds import CLAIM, POD, RESOURCE
 
 PACKAGE = Path(speccache_operator.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -75,7 +78,24 @@ def test_no_decorator_makes_kopf_write_to_objects() -> None:
         for d in n.decorator_list
         if isinstance(d, ast.Call)
     }
-    assert used == {"kopf.on.startup", "kopf.on.login", "kopf.on.event"}
+    assert used == {"kopf.on.startup", "kopf.on.login", "watching.on_event"}
+    assert set(re.findall(r"kopf\.on\.(\w+)", (PACKAGE / "loop/watching.py").read_text())) == {"event"}
+
+
+def test_what_the_table_says_is_watched_is_watched() -> None:
+    code = (
+        "import kopf, speccache_operator.loop.handlers as h\n"
+        "found = kopf.get_default_registry()._watching.get_all_handlers()\n"
+        "print(*sorted({handler.selector.any_name for handler in found}))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    wanted = {kind.plural for kind in (*table.watched_kinds(), POD, CLAIM, RESOURCE)}
+    assert said.split() == sorted(wanted)
+
+
+def test_the_charts_rights_are_those_of_the_table() -> None:
+    path = PACKAGE.parents[1] / "charts/speccache/files/rights.yaml"
+    assert path.read_text() == rights.to_yaml(), f"run: python -m speccache_operator.children.rights > {path}"
 
 
 def test_the_operator_never_imports_the_runtime_or_torch() -> None:

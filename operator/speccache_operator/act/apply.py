@@ -5,73 +5,111 @@ closes: an object that was replaced meanwhile is a conflict. A creation has no s
 object of the same name that somebody makes in that very moment is taken over.
 """
 
-from dataclasses import dataclass
-
+from speccache_operator.children import workload
+from speccache_operator.children.table import CHILDREN, Child, Part
 from speccache_operator.cluster import Cluster
-from speccache_operator.decide.plan import Apply, Cause, Plan
-from speccache_operator.errors import Refused
-from speccache_operator.kinds import SERVICE, STATEFUL_SET, Object, Ref
+from speccache_operator.decide.conditions import head
+from speccache_operator.decide.plan import Plan
+from speccache_operator.decide.reasons import Reason
+from speccache_operator.decide.steps import Apply, Cause, Delete, Hindrance, Outcome, Scale, Write
+from speccache_operator.errors import NotFound, Refused
+from speccache_operator.kinds import CLAIM, Object, Ref
 from speccache_operator.metrics import Metrics
 from speccache_operator.observe.observed import version
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
-    """One object that was really changed, for events and logs."""
-
-    ref: Ref
-    cause: Cause
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """The API server does not take this object."""
-
-    ref: Ref
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of a plan. `versions` are the states that our own writes made."""
-
-    writes: tuple[Write, ...]
-    versions: frozenset[tuple[str, str]]
-    refusal: Refusal | None = None
-
-
 async def carry_out(cluster: Cluster, plan: Plan, live: frozenset[tuple[str, str]], metrics: Metrics) -> Outcome:
-    """Apply, then delete. Raises other ClusterErrors than Refused.
+    """Scale down, apply, scale up, delete. Raises other ClusterErrors than Refused.
 
-    Of several refused objects the first is told. Without an object that its pods mount, the StatefulSet waits; nothing
-    else waits for anything, and nothing is deleted while something is refused. `live` are the versions before: a write
+    A refused object stops nothing else, but for what makes pods that need it. `live` are the versions before: a write
     that made no other one has changed nothing.
     """
-    writes: list[Write] = []
-    versions: set[tuple[str, str]] = set()
-    refusals: list[Refusal] = []
+    hands = _Hands(cluster, live, metrics)
+    if plan.scale is not None and plan.scale.down:
+        await hands.scale(plan.scale)
     for step in plan.apply:
+        if step.child.part is not Part.RUNS or not hands.lack_something_needed:
+            await hands.apply(step)
+    if plan.scale is not None and not plan.scale.down and not hands.hindrances:
+        await hands.scale(plan.scale)
+    for gone in plan.delete:
+        await hands.delete(gone)
+    return Outcome(hands.objects, tuple(hands.writes), tuple(hands.hindrances), frozenset(hands.versions))
+
+
+class _Hands:
+    """One carrying out: what was written, what was refused."""
+
+    def __init__(self, cluster: Cluster, live: frozenset[tuple[str, str]], metrics: Metrics) -> None:
+        self._cluster = cluster
+        self._live = live
+        self._metrics = metrics
+        self.objects: dict[Ref, Object] = {}
+        self.writes: list[Write] = []
+        self.hindrances: list[Hindrance] = []
+        self.versions: set[tuple[str, str]] = set()
+
+    @property
+    def lack_something_needed(self) -> bool:
+        return any(found.child.part is Part.NEEDED for found in self.hindrances)
+
+    async def apply(self, step: Apply) -> None:
         ref = Ref.of(step.obj)
-        if ref.kind is STATEFUL_SET and any(refusal.ref.kind is not SERVICE for refusal in refusals):
-            continue
         try:
             if step.reset is not None:
-                versions.add(version(await cluster.merge(ref, {**step.reset, "metadata": {"uid": step.uid}})))
-                metrics.writes.labels(ref.kind.name, "merge").inc()
-            result = await cluster.apply(_body(step))
+                await self._merge(ref, {**step.reset, "metadata": {"uid": step.uid}})
+            result = await self._cluster.apply(_body(step))
         except Refused as error:
-            refusals.append(Refusal(ref, error.message))
-            continue
-        metrics.writes.labels(ref.kind.name, "apply").inc()
-        versions.add(version(result))
-        if version(result) not in live:
-            writes.append(Write(ref, step.cause))
-    if refusals:
-        return Outcome(tuple(writes), frozenset(versions), refusals[0])
-    for gone in plan.delete:
-        await cluster.delete(gone.ref, gone.uid)
-        metrics.writes.labels(gone.ref.kind.name, "delete").inc()
-    return Outcome(tuple(writes), frozenset(versions))
+            self._refused(step.child, ref, error)
+        except NotFound:
+            if step.child.part is not Part.OPTIONAL:
+                raise  # the namespace is going
+            self._not_served(step.child, ref)
+        else:
+            self._metrics.writes.labels(ref.kind.name, "apply").inc()
+            self._wrote(result, Write(ref, step.cause))
+
+    async def scale(self, step: Scale) -> None:
+        """A write of the replicas alone."""
+        try:
+            patch = {"metadata": {"uid": step.uid}, "spec": {"replicas": step.replicas}}
+            result = await self._merge(step.ref, patch)
+        except Refused as error:
+            child = next(child for child in CHILDREN if child.kind is workload.KIND)
+            self._refused(child, step.ref, error)
+        else:
+            self._wrote(result, Write(step.ref, Cause.SCALED, step.replicas))
+
+    async def delete(self, step: Delete) -> None:
+        try:
+            await self._cluster.delete(step.ref, step.uid)
+        except Refused as error:
+            self._refused(step.child, step.ref, error)
+        else:
+            self._metrics.writes.labels(step.ref.kind.name, "delete").inc()
+
+    async def _merge(self, ref: Ref, patch: Object) -> Object:
+        result = await self._cluster.merge(ref, patch)
+        self.versions.add(version(result))
+        self._metrics.writes.labels(ref.kind.name, "merge").inc()
+        return result
+
+    def _wrote(self, result: Object, write: Write) -> None:
+        self.objects[write.ref] = result
+        self.versions.add(version(result))
+        if version(result) not in self._live:
+            self.writes.append(write)
+
+    def _refused(self, child: Child, ref: Ref, error: Refused) -> None:
+        text = f"the API server refuses {ref}: {head(error.message)}"
+        if child.kind is not CLAIM:
+            text += f"; if somebody changed {ref}, delete it: it is made anew"
+        self.hindrances.append(Hindrance(child, ref, Reason.APPLY_REFUSED, text))
+
+    def _not_served(self, child: Child, ref: Ref) -> None:
+        kind = child.kind
+        text = f"this cluster does not serve {kind.name} of {kind.api_version}; {ref} is made once it does"
+        self.hindrances.append(Hindrance(child, ref, Reason.KIND_NOT_SERVED, text))
 
 
 def _body(step: Apply) -> Object:

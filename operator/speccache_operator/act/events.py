@@ -7,23 +7,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from speccache_api import names
-from speccache_operator.act.apply import Write
-from speccache_operator.decide.conditions import MEMORY_SIZED, PROGRESSING, READY, Condition, Reason
-from speccache_operator.decide.plan import Cause
+from speccache_operator.decide.conditions import MEMORY_SIZED, PROGRESSING, READY, Condition
+from speccache_operator.decide.steps import Cause, Write
 from speccache_operator.kinds import EVENT, Object
 
-_QUIET = (
-    Reason.SCALED_TO_ZERO,
-    Reason.WAITING,
-    Reason.WAITING_FOR_DELETION,
-    Reason.STARTING,
-    Reason.PODS_MISSING,
-    Reason.ROLLING_OUT,
-    Reason.SCALING,
-    Reason.COMPLETE,
-    Reason.STOPPED,
-)
-"""Reasons of a False condition that are steps on the way, or told by another condition."""
 _MOST = 1000
 
 
@@ -48,7 +35,7 @@ def transitions(before: Mapping[str, Mapping[str, Any]], after: Iterable[Conditi
             continue
         if not _worth_telling(condition, old):
             continue
-        warning = condition.status == "False" and condition.reason not in _QUIET
+        warning = condition.status == "False" and not condition.reason.quiet
         note = EventNote(warning, condition.reason.value, f"{condition.type}: {condition.message}"[:_MOST])
         notes.setdefault(condition.reason.value, note)
     return tuple(notes.values())
@@ -56,16 +43,19 @@ def transitions(before: Mapping[str, Mapping[str, Any]], after: Iterable[Conditi
 
 def _worth_telling(condition: Condition, old: Mapping[str, Any]) -> bool:
     if condition.type == PROGRESSING:
-        return condition.status == "False" and condition.reason not in _QUIET
+        return condition.status == "False" and not condition.reason.quiet
     if condition.status == "False":
-        return condition.reason not in _QUIET or (condition.type == READY and old.get("status") == "True")
+        return not condition.reason.quiet or (condition.type == READY and old.get("status") == "True")
     return condition.status == "True" and (condition.type in (READY, MEMORY_SIZED) or old.get("status") == "False")
 
 
 def of_writes(writes: Iterable[Write]) -> tuple[EventNote, ...]:
     """An event for each child that was really changed."""
     words = {Cause.CREATED: "created", Cause.UPDATED: "updated", Cause.REPAIRED: "put back to the plan"}
-    return tuple(EventNote(False, write.cause.value, f"{write.ref}: {words[write.cause]}") for write in writes)
+    return tuple(
+        EventNote(False, write.cause.value, f"{write.ref}: {words.get(write.cause, f'scaled to {write.replicas}')}")
+        for write in writes
+    )
 
 
 def event_object(raw: Object, note: EventNote, instance: str, now: datetime) -> Object:

@@ -4,45 +4,9 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from speccache_operator.act.apply import Refusal
 from speccache_operator.cluster import Cluster
-from speccache_operator.decide.conditions import PROGRESSING, READY, STORAGE_READY, Condition, Reason, head
-from speccache_operator.kinds import CLAIM, RESOURCE, Object
-
-
-def with_refusal(conditions: Sequence[Condition], refusal: Refusal | None) -> tuple[Condition, ...]:
-    """The plan's conditions after the API server refused one of its objects."""
-    if refusal is None:
-        return tuple(conditions)
-    text = f"the API server refuses {refusal.ref}: {head(refusal.message)}"
-    if refusal.ref.kind is not CLAIM:
-        text += f"; if somebody changed {refusal.ref}, delete it: it is made anew"
-    changed = {
-        PROGRESSING: Condition(PROGRESSING, "False", Reason.APPLY_REFUSED, text),
-        READY: Condition(READY, "False", Reason.APPLY_REFUSED, text),
-    }
-    if refusal.ref.kind is CLAIM:
-        changed[STORAGE_READY] = Condition(STORAGE_READY, "False", Reason.CLAIM_REFUSED, text)
-        changed[READY] = Condition(READY, "False", Reason.CLAIM_REFUSED, text)
-    return tuple(
-        changed.get(condition.type, condition) if _may_change(condition, changed) else condition
-        for condition in conditions
-    )
-
-
-def _may_change(condition: Condition, changed: Mapping[str, Condition]) -> bool:
-    """An aspect's own refusal stays the reason of Ready: it is what must be mended first."""
-    return condition.type != READY or condition.reason in _WAITING or changed[READY].reason is Reason.CLAIM_REFUSED
-
-
-_WAITING = (
-    Reason.SERVING,
-    Reason.STARTING,
-    Reason.ROLLING_OUT,
-    Reason.PODS_MISSING,
-    Reason.SCALED_TO_ZERO,
-    Reason.WAITING,
-)
+from speccache_operator.decide.conditions import Condition
+from speccache_operator.kinds import RESOURCE, Object
 
 
 def make_status(

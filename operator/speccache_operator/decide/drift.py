@@ -18,8 +18,8 @@ from speccache_operator.kinds import SERVICE, Object, kind_of
 ANNOTATION_PLAN_HASH = f"{names.API_GROUP}/plan-hash"
 
 _AMOUNTS = ("requests", "limits")
-_CLOSED = ("selector",)
-"""Maps to which nobody may add: one label more, and a Service finds no pod."""
+_CLOSED = ("selector", "matchLabels", "podSelector", "namespaceSelector")
+"""Maps to which nobody may add: one label more, and a Service finds no pod, or a policy protects none."""
 
 
 def stamped(obj: Object) -> Object:

@@ -2,16 +2,18 @@
 
 Level-based: every state of record, Job and its pods has one answer, however it came about.
 
+    a model's claim does not exist                              say so; pods could not start, whatever else is known
     facts in the resource or in the table of built-in models    known, nothing to do
     a readable record                                           known; the Job is no longer wanted
     the Job ended well and its message is readable              known; record it, keep the Job until the record is seen
-    no Job                                                      make one, once the models' claims exist
+    no Job                                                      make one
     the Job runs                                                wait, and say what troubles its pod
     the Job failed                                              say why; after RETRY_SECONDS it is removed, so made anew
 """
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -21,7 +23,7 @@ from speccache_api.resource import SpecCacheDeployment
 from speccache_api.sizing import known_inspection
 from speccache_operator.children.context import InspectionJob, RuntimeImage
 from speccache_operator.children.inspection_record import RECORD_KEY
-from speccache_operator.children.mounts import model_mounts
+from speccache_operator.children.mounts import ModelMount, model_mounts
 from speccache_operator.decide.conditions import MODEL_INSPECTED, Condition, Reason, Status
 from speccache_operator.decide.pod_trouble import recheck_after, termination_message, worst_trouble
 from speccache_operator.kinds import CONFIG_MAP, JOB, Object, Ref
@@ -54,39 +56,33 @@ def job_name(resource: SpecCacheDeployment, image: RuntimeImage) -> str:
 
 def look(resource: SpecCacheDeployment, observed: Observed, image: RuntimeImage, now: datetime) -> Finding:
     """The state of the inspection. Pure."""
+    name = job_name(resource, image)
+    recorded = _recorded(observed.at(Ref(CONFIG_MAP, resource.namespace, name)))
+    kept = InspectionJob(name, recorded.to_json(), running=False) if recorded is not None else None
+    missing = [mount for mount in model_mounts(resource.spec) if mount.claim not in observed.claims]
+    if missing:
+        text = _told(missing, resource.namespace)
+        return Finding(_condition("False", Reason.MODEL_CLAIM_NOT_FOUND, text), wanted=kept)
     known = known_inspection(resource.spec)
     if known is not None:
         declared = known.target.declared or (known.draft is not None and known.draft.declared)
         if declared:
             return Finding(_true(Reason.GEOMETRY_DECLARED, "sizes follow kvGeometry as declared"), known)
         return Finding(_true(Reason.BUILT_IN, "the built-in model is known"), known)
-    name = job_name(resource, image)
-    recorded = _recorded(observed.at(Ref(CONFIG_MAP, resource.namespace, name)))
     if recorded is not None:
-        wanted = InspectionJob(name, recorded.to_json())
-        return Finding(_true(Reason.INSPECTED, "model files were read"), recorded, wanted)
-    missing = [mount for mount in model_mounts(resource.spec) if mount.claim not in observed.claims]
-    if missing:
-        text = "; ".join(
-            f"{mount.field}: claim {mount.claim} does not exist in namespace {resource.namespace}; create it, or name"
-            " another one"
-            for mount in missing
-        )
-        return Finding(_condition("False", Reason.MODEL_CLAIM_NOT_FOUND, text))
+        return Finding(_true(Reason.INSPECTED, "model files were read"), recorded, kept)
     return _look_at_job(resource, observed, name, now)
 
 
-def job_is_wanted(finding: Finding, observed: Observed, resource: SpecCacheDeployment) -> bool:
-    """True while the Job must exist: until its result is recorded, and not once a failed one is to be made anew."""
-    if finding.wanted is None:
-        return False
-    if finding.wanted.result is None:
-        return True
-    return _recorded(observed.at(Ref(CONFIG_MAP, resource.namespace, finding.wanted.name))) is None
+def _told(missing: Sequence[ModelMount], namespace: str) -> str:
+    return "; ".join(
+        f"{mount.field}: claim {mount.claim} does not exist in namespace {namespace}; create it, or name another one"
+        for mount in missing
+    )
 
 
 def _look_at_job(resource: SpecCacheDeployment, observed: Observed, name: str, now: datetime) -> Finding:
-    wanted = InspectionJob(name, None)
+    wanted = InspectionJob(name)
     job = observed.at(Ref(JOB, resource.namespace, name))
     if job is None:
         return Finding(_unknown(f"Job {name} will read the model files"), wanted=wanted)

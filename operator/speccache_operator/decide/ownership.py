@@ -3,8 +3,7 @@
 from enum import Enum
 
 from speccache_api import names
-from speccache_api.resource import SpecCacheDeployment
-from speccache_operator.kinds import CLAIM, Object, kind_of
+from speccache_operator.kinds import CLAIM, Key, Object, kind_of
 
 
 class Owner(Enum):
@@ -15,17 +14,20 @@ class Owner(Enum):
     FOREIGN = "foreign"
 
 
-def owner_of(obj: Object, resource: SpecCacheDeployment) -> Owner:
-    """Who owns `obj`. Claims are ours by label as well: a retained one outlives its resource and is taken up again."""
+def owner_of(obj: Object, key: Key, uid: str) -> Owner:
+    """Who owns `obj`, for the resource `key` with this uid.
+
+    Claims are ours by label as well: a retained one outlives its resource and is taken up again.
+    """
     meta = obj["metadata"]
     if meta.get("deletionTimestamp"):
         return Owner.LEAVING
     controller = next((ref for ref in meta.get("ownerReferences", ()) if ref.get("controller")), None)
     if controller is None:
-        return Owner.OURS if kind_of(obj) is CLAIM and _labelled(obj, resource.name) else Owner.FOREIGN
-    if controller["uid"] == resource.metadata.uid:
+        return Owner.OURS if kind_of(obj) is CLAIM and _labelled(obj, key.name) else Owner.FOREIGN
+    if controller["uid"] == uid:
         return Owner.OURS
-    if controller["kind"] == names.KIND and controller["name"] == resource.name:
+    if controller["kind"] == names.KIND and controller["name"] == key.name:
         return Owner.LEAVING
     return Owner.FOREIGN
 

@@ -1,255 +1,232 @@
 """From what is wanted and what is there to what to do: pure, and the only place that decides.
 
-    parse → inspect → size → storage → build the children → whose are the objects in their places? → what to write
+    parse → inspect → size → storage → ask each child's builder → whose are the objects in their places? → what to write
 
 Each aspect answers with a condition; the first that cannot go on stops what depends on it, and nothing else. A
-running StatefulSet is left as it is while an aspect says no: a wrong edit must not take down what serves.
+running workload's template is left as it is while an aspect says no: a wrong edit must not take down what serves. Its
+number of replicas is apart from that, and can always be lowered.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
-from enum import StrEnum
 from typing import Any
 
-from speccache_api import names
-from speccache_api.resource import InvalidResource, SpecCacheDeployment
+from speccache_api.resource import SpecCacheDeployment
 from speccache_api.wire import build_wire
-from speccache_operator.children import (
-    claim,
-    config_map,
-    headless_service,
-    inspection_job,
-    inspection_record,
-    service,
-    service_account,
-    stateful_set,
-)
-from speccache_operator.children.context import BuildContext, RuntimeImage, Sized
-from speccache_operator.decide import inspection, memory, rollout, status_fields, storage
+from speccache_operator.children import workload
+from speccache_operator.children.answer import Answer
+from speccache_operator.children.context import BuildContext, RuntimeImage, Sized, Storage
+from speccache_operator.children.table import CHILDREN, Child, Part
+from speccache_operator.decide import inspection, memory, sharing, status_fields, storage
 from speccache_operator.decide.conditions import (
-    CONDITION_TYPES,
     CONFIG_VALID,
     MEMORY_SIZED,
     MODEL_INSPECTED,
-    PROGRESSING,
     STORAGE_READY,
     Condition,
     Reason,
     head,
 )
-from speccache_operator.decide.drift import drifted, replanned, reset, spec_drifted, stamped
+from speccache_operator.decide.drift import drifted, replanned, reset, stamped
+from speccache_operator.decide.judge import Judged
 from speccache_operator.decide.ownership import Owner, owner_of
 from speccache_operator.decide.pod_trouble import recheck_after
-from speccache_operator.kinds import CLAIM, JOB, STATEFUL_SET, Key, Object, Ref
+from speccache_operator.decide.steps import Apply, Cause, Delete, Hindrance, Scale
+from speccache_operator.kinds import CLAIM, Object, Ref
 from speccache_operator.observe.observed import Observed
 
 WAIT_FOR_DELETION_SECONDS = 5.0
 
 
-class Cause(StrEnum):
-    """Why an object is written."""
-
-    CREATED = "Created"  # it was not there
-    UPDATED = "Updated"  # the plan has changed
-    REPAIRED = "Repaired"  # somebody else changed it
-
-
-@dataclass(frozen=True, slots=True)
-class Apply:
-    """An object to apply. `uid` is the live object's, None when there is none.
-
-    `reset` is a merge patch to send before, for what applying cannot undo.
-    """
-
-    obj: Object
-    uid: str | None
-    cause: Cause
-    reset: Object | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Delete:
-    """An object to delete: this very one."""
-
-    ref: Ref
-    uid: str
-
-
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do, in this order: `apply`, `delete`, then write `conditions` and `facts` into the status.
+    """What to do, in this order: `scale` when it goes down, `apply`, `scale` when it goes up, `delete`.
 
-    `conditions` has one entry for each type, in their fixed order. `facts` are the other fields of the status.
+    `aspects` are the conditions that are decided before anything is written, `blockers` those of them without which no
+    pod may be made or changed; the others follow from what becomes of the steps (verdict.py). `facts` are the other
+    fields of the status.
     """
 
-    conditions: tuple[Condition, ...]
+    aspects: tuple[Condition, ...]
     facts: Mapping[str, Any]
+    blockers: tuple[Condition, ...] = ()
+    scale: Scale | None = None
     apply: tuple[Apply, ...] = ()
     delete: tuple[Delete, ...] = ()
+    hindrances: tuple[Hindrance, ...] = ()
     again_after: float | None = None
 
 
-Judged = SpecCacheDeployment | InvalidResource
-"""A resource, or why it is none."""
+def make_plan(judged: Judged, observed: Observed, image: RuntimeImage, now: datetime) -> Plan:
+    """The plan for a resource. Pure."""
+    if judged.resource is None:
+        return _invalid(judged, observed)
+    return _Planner(judged, judged.resource, observed, image, now).plan()
 
 
-def judge(raw: Object) -> Judged:
-    """Parse the resource as the API server stores it; what is wrong with it is an answer, not an exception."""
-    try:
-        return SpecCacheDeployment.parse(dict(raw))
-    except InvalidResource as error:
-        return error
+def _invalid(judged: Judged, observed: Observed) -> Plan:
+    config = Condition(CONFIG_VALID, "False", Reason.INVALID_RESOURCE, head(judged.problem))
+    text = "the resource is not valid"
+    others = (MODEL_INSPECTED, MEMORY_SIZED, STORAGE_READY)
+    aspects = (config, *(Condition(kind, "Unknown", Reason.NOT_CHECKED, text) for kind in others))
+    facts = status_fields.counts(observed.at(workload.ref(judged.key)))
+    return Plan(aspects, facts, blockers=(config,), scale=_scale(judged, observed, may_grow=False))
 
 
-def make_plan(key: Key, judged: Judged, observed: Observed, image: RuntimeImage, now: datetime) -> Plan:
-    """The plan for the resource `key`. Pure."""
-    if isinstance(judged, InvalidResource):
-        return _invalid(judged, observed.at(stateful_set_ref(key)))
-    return _Planner(judged, observed, image, now).plan()
+def _scale(judged: Judged, observed: Observed, *, may_grow: bool) -> Scale | None:
+    """The replicas that are wanted, when the workload that is there has another number of them."""
+    ref = workload.ref(judged.key)
+    live = observed.at(ref)
+    if live is None or judged.replicas is None or owner_of(live, judged.key, judged.uid) is not Owner.OURS:
+        return None
+    step = Scale(ref, live["metadata"]["uid"], workload.replicas(live), judged.replicas)
+    return step if step.down or (may_grow and step.replicas > step.before) else None
 
 
-def stateful_set_ref(key: Key) -> Ref:
-    """Where the StatefulSet of a resource is; needs no valid spec."""
-    return Ref(STATEFUL_SET, key.namespace, names.statefulset_name(key.name))
+@dataclass(slots=True)
+class _Steps:
+    """Steps as they are found, child after child."""
 
-
-def _invalid(error: InvalidResource, live: Object | None) -> Plan:
-    config = Condition(CONFIG_VALID, "False", Reason.INVALID_RESOURCE, head(str(error).replace("\n", "; ")))
-    conditions = [config]
-    for kind in (MODEL_INSPECTED, MEMORY_SIZED, STORAGE_READY):
-        conditions.append(Condition(kind, "Unknown", Reason.NOT_CHECKED, "the resource is not valid"))
-    conditions.append(Condition(PROGRESSING, "False", Reason.STOPPED, f"ConfigValid is False: {config.message}"))
-    count = (live or {}).get("status", {}).get("readyReplicas", 0)
-    still = f" ({count} pods of the earlier configuration still serve)" if count else ""
-    conditions.append(Condition("Ready", "False", Reason.INVALID_RESOURCE, config.message + still))
-    return Plan(_ordered(conditions), status_fields.counts(live))
+    apply: list[Apply] = field(default_factory=list)
+    delete: list[Delete] = field(default_factory=list)
+    hindrances: list[Hindrance] = field(default_factory=list)
 
 
 class _Planner:
     """One planning of one valid resource: its fields are the inputs and the aspects' answers."""
 
-    def __init__(self, resource: SpecCacheDeployment, observed: Observed, image: RuntimeImage, now: datetime) -> None:
+    def __init__(
+        self,
+        judged: Judged,
+        resource: SpecCacheDeployment,
+        observed: Observed,
+        image: RuntimeImage,
+        now: datetime,
+    ) -> None:
+        self.judged = judged
         self.resource = resource
         self.observed = observed
         self.now = now
+        self.live = observed.at(workload.ref(judged.key))
         self.inspection = inspection.look(resource, observed, image, now)
         self.memory: memory.Finding | None = None
         if self.inspection.inspection is not None:
             self.memory = memory.look(resource.spec, self.inspection.inspection, observed.nodes)
         self.storage = storage.look(resource, observed)
-        self.context = BuildContext(resource, image, self._sized(), self.inspection.wanted)
-
-    def plan(self) -> Plan:
-        wanted = [stamped(obj) for obj in self._children()]
-        obstacle, in_the_way = self._obstacle(wanted)
-        writes = [] if in_the_way else self._writes(wanted)
-        live = self.observed.at(stateful_set_ref(self._key))
-        changing = any(_changes_pods(write, live) for write in writes)
-        pods = rollout.count(self.resource, live, changing=changing)
-        served = self.observed.pods_of(live, names.COMPONENT_SERVER)
-        aspects = self._aspects()
-        blockers = [*self._blockers(), *([obstacle] if obstacle else [])]
-        conditions = [
-            *aspects,
-            obstacle or rollout.progressing(pods, blockers),
-            rollout.ready(self.resource, pods, served, blockers, self.now),
-        ]
-        return Plan(
-            _ordered(conditions),
-            status_fields.of(self.resource, self.inspection.inspection, self.memory, live),
-            apply=tuple(writes),
-            delete=tuple(self._deletions(wanted)),
-            again_after=self._again_after(obstacle, served),
+        self.blockers = self._blockers()
+        counts = workload.count(self.live)
+        self.context = BuildContext(
+            resource,
+            image,
+            self._sized(),
+            self.inspection.wanted,
+            Storage(self.storage.usable, observed.claims),
+            shared=sharing.look(resource, observed),
+            serving=counts.current and counts.ready >= resource.spec.wanted_replicas,
         )
 
-    @property
-    def _key(self) -> Key:
-        return Key(self.resource.namespace, self.resource.name)
+    def plan(self) -> Plan:
+        steps = _Steps()
+        for child in CHILDREN:
+            self._add(steps, child)
+        may_grow = not self.blockers and not any(found.child.part is Part.NEEDED for found in steps.hindrances)
+        scale = _scale(self.judged, self.observed, may_grow=may_grow)
+        return Plan(
+            aspects=self._aspects(),
+            facts=status_fields.of(self.resource, self.inspection.inspection, self.memory, self.live),
+            blockers=tuple(self.blockers),
+            scale=scale,
+            apply=tuple(self._counted(step, scale) for step in steps.apply),
+            delete=tuple(steps.delete),
+            hindrances=tuple(steps.hindrances),
+            again_after=self._again_after(steps.hindrances),
+        )
 
     def _sized(self) -> Sized | None:
         """What the pods are made from; None while they must not be made or changed."""
         found = self.inspection.inspection
-        if found is None or self.memory is None or self.memory.memory is None or not self.memory.allowed:
-            return None
-        if not self.storage.usable:
+        if self.blockers or found is None or self.memory is None or self.memory.memory is None:
             return None
         return Sized(self.memory.memory, build_wire(self.resource, found, self.memory.memory))
 
-    def _children(self) -> list[Object]:
-        """Children to have, in the order in which they are needed, not yet stamped."""
-        ctx = self.context
-        built = [
-            service_account.build(ctx),
-            service.build(ctx),
-            headless_service.build(ctx),
-            claim.build(ctx) or claim.released(ctx, self.observed.claims),
-            inspection_record.build(ctx),
-            config_map.build(ctx),
-            stateful_set.build(ctx),
-        ]
-        if inspection.job_is_wanted(self.inspection, self.observed, self.resource):
-            built.insert(3, inspection_job.build(ctx))
-        return [obj for obj in built if obj is not None]
+    def _add(self, steps: _Steps, child: Child) -> None:
+        """The steps of one child. What stands in the way of one stops no other, but for pods that need it."""
+        built = child.build(self.context)
+        if built is Answer.UNKNOWN:
+            return
+        wanted = stamped(built) if not isinstance(built, Answer) else None
+        steps.delete += self._deletions(child, wanted)
+        if wanted is None:
+            return
+        ref = Ref.of(wanted)
+        live = self.observed.at(ref)
+        hindrance = self._hindrance(child, ref, live)
+        if hindrance is not None:
+            steps.hindrances.append(hindrance)
+        elif child.part is not Part.RUNS or not any(found.child.part is Part.NEEDED for found in steps.hindrances):
+            steps.apply += self._write(child, wanted, live)
 
-    def _obstacle(self, wanted: Sequence[Object]) -> tuple[Condition | None, bool]:
-        """(condition, stop the writes) for objects in the places of children that are not ours.
+    def _hindrance(self, child: Child, ref: Ref, live: Object | None) -> Hindrance | None:
+        """An object in the child's place that is not ours. Of claims the storage aspect tells."""
+        if live is None or child.kind is CLAIM:
+            return None
+        owner = owner_of(live, self.judged.key, self.judged.uid)
+        if owner is Owner.LEAVING:
+            text = f"{ref} of an earlier resource of this name is still being deleted"
+            return Hindrance(child, ref, Reason.WAITING_FOR_DELETION, text)
+        if owner is Owner.FOREIGN:
+            text = f"{ref} exists and is not of this resource; delete or rename it, or rename this resource"
+            return Hindrance(child, ref, Reason.OBJECT_NOT_OWNED, text)
+        return None
 
-        A claim in the way is the storage aspect's matter: it stops only the pods.
-        """
-        for obj in wanted:
-            ref, live = Ref.of(obj), self.observed.at(Ref.of(obj))
-            if live is None or ref.kind is CLAIM:
-                continue
-            owner = owner_of(live, self.resource)
-            if owner is Owner.LEAVING:
-                text = f"{ref} of an earlier resource of this name is still being deleted"
-                return Condition(PROGRESSING, "True", Reason.WAITING_FOR_DELETION, text), True
-            if owner is Owner.FOREIGN:
-                text = f"{ref} exists and is not of this resource; delete or rename it, or rename this resource"
-                return Condition(PROGRESSING, "False", Reason.OBJECT_NOT_OWNED, text), True
-        return None, False
+    def _write(self, child: Child, wanted: Object, live: Object | None) -> list[Apply]:
+        if live is None:
+            return [Apply(child, wanted, None, Cause.CREATED)]
+        if child.fixed:
+            return []
+        if replanned(live, wanted):
+            return [Apply(child, wanted, live["metadata"]["uid"], Cause.UPDATED)]
+        if drifted(live, wanted):
+            return [Apply(child, wanted, live["metadata"]["uid"], Cause.REPAIRED, reset(live, wanted))]
+        return []
 
-    def _writes(self, wanted: Sequence[Object]) -> list[Apply]:
-        writes = []
-        for obj in wanted:
-            ref = Ref.of(obj)
-            live = self.observed.at(ref)
-            if live is None:
-                writes.append(Apply(obj, None, Cause.CREATED))
-                continue
-            if ref.kind is JOB or (ref.kind is CLAIM and not self.storage.usable):
-                continue  # a Job cannot change; a claim that will not do is the storage aspect's to tell
-            if ref.kind is CLAIM:
-                obj = stamped(claim.at_least(obj, live))
-            if replanned(live, obj):
-                writes.append(Apply(obj, live["metadata"]["uid"], Cause.UPDATED))
-            elif drifted(live, obj):
-                writes.append(Apply(obj, live["metadata"]["uid"], Cause.REPAIRED, reset(live, obj)))
-        return writes
-
-    def _deletions(self, wanted: Sequence[Object]) -> list[Delete]:
-        """Inspection Jobs and records that are not wanted any more, and Jobs that would have to change.
-
-        Nothing else is ever deleted here: the other children go with the resource, and a claim holds data.
-        """
-        keep = {Ref.of(obj): obj for obj in wanted}
+    def _deletions(self, child: Child, wanted: Object | None) -> list[Delete]:
+        """What is ours of this child and is not `wanted`, or would have to change and cannot."""
+        if not child.deleted:
+            return []
+        keep = Ref.of(wanted) if wanted is not None else None
         gone = []
-        for live in self.observed.inspections:
+        for live in self._there(child):
             ref = Ref.of(live)
-            stale = ref not in keep or (ref.kind is JOB and replanned(live, keep[ref]))
-            if stale and owner_of(live, self.resource) is Owner.OURS:
-                gone.append(Delete(ref, live["metadata"]["uid"]))
+            stale = ref != keep or (child.fixed and wanted is not None and replanned(live, wanted))
+            if stale and owner_of(live, self.judged.key, self.judged.uid) is Owner.OURS:
+                gone.append(Delete(child, ref, live["metadata"]["uid"]))
         return gone
 
-    def _aspects(self) -> list[Condition]:
+    def _there(self, child: Child) -> Sequence[Object]:
+        if child.name is None:
+            return [obj for obj in self.observed.inspections if Ref.of(obj).kind is child.kind]
+        live = self.observed.at(Ref(child.kind, self.judged.key.namespace, child.name(self.judged.key.name)))
+        return [] if live is None else [live]
+
+    def _counted(self, step: Apply, scale: Scale | None) -> Apply:
+        """The workload with its number of replicas: the one it has then, or the wanted one when it is new."""
+        if step.child.kind is not workload.KIND:
+            return step
+        count = self.resource.spec.wanted_replicas
+        if self.live is not None and not (scale is not None and scale.down):
+            count = workload.replicas(self.live)
+        return Apply(step.child, workload.with_replicas(step.obj, count), step.uid, step.cause, step.reset)
+
+    def _aspects(self) -> tuple[Condition, ...]:
         sized = Condition(MEMORY_SIZED, "Unknown", Reason.NOT_CHECKED, "the models are not known yet")
-        return [
+        return (
             Condition(CONFIG_VALID, "True", Reason.VALID, "the resource is valid"),
             self.inspection.condition,
             self.memory.condition if self.memory is not None else sized,
             self.storage.condition,
-        ]
+        )
 
     def _blockers(self) -> list[Condition]:
         """Aspects without which no pod may be made or changed."""
@@ -262,20 +239,9 @@ class _Planner:
             found.append(self.storage.condition)
         return found
 
-    def _again_after(self, obstacle: Condition | None, served: Sequence[Object]) -> float | None:
+    def _again_after(self, hindrances: Sequence[Hindrance]) -> float | None:
         wishes = [self.inspection.again_after, self.memory.again_after if self.memory else None]
-        wishes.append(recheck_after(served, self.now))
-        if obstacle is not None and obstacle.reason is Reason.WAITING_FOR_DELETION:
+        wishes.append(recheck_after(workload.pods(self.judged.uid, self.observed.pods), self.now))
+        if any(found.reason is Reason.WAITING_FOR_DELETION for found in hindrances):
             wishes.append(WAIT_FOR_DELETION_SECONDS)
         return min((wish for wish in wishes if wish is not None), default=None)
-
-
-def _changes_pods(write: Apply, live: Object | None) -> bool:
-    """True when the write is of the StatefulSet's spec."""
-    if Ref.of(write.obj).kind is not STATEFUL_SET:
-        return False
-    return live is None or write.cause is Cause.UPDATED or spec_drifted(live, write.obj)
-
-
-def _ordered(conditions: Sequence[Condition]) -> tuple[Condition, ...]:
-    return tuple(sorted(conditions, key=lambda condition: CONDITION_TYPES.index(condition.type)))

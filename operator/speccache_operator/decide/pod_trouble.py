@@ -14,16 +14,6 @@ _MOST_DETAIL = 600
 SCHEDULING_SECONDS = 15.0
 """A pod without a node is in trouble after this time: a new claim is bound, and a node made, while the pod waits."""
 
-_SEVERITY = (
-    Reason.OOM_KILLED,
-    Reason.CRASH_LOOPING,
-    Reason.IMAGE_PULL_FAILED,
-    Reason.CONTAINER_CONFIG_ERROR,
-    Reason.POD_FAILED,
-    Reason.UNSCHEDULABLE,
-)
-"""Worst first: what is least likely to go away by waiting."""
-
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
@@ -36,7 +26,7 @@ class Trouble:
 def worst_trouble(pods: Iterable[Object], now: datetime) -> Trouble | None:
     """The worst trouble of these pods; None when all are well or on their way."""
     found = [trouble for pod in pods if (trouble := pod_trouble(pod, now)) is not None]
-    return min(found, key=lambda trouble: _SEVERITY.index(trouble.reason), default=None)
+    return min(found, key=lambda trouble: trouble.reason.rank, default=None)
 
 
 def recheck_after(pods: Iterable[Object], now: datetime) -> float | None:

@@ -8,6 +8,7 @@ from speccache_api.quantity import format_bytes
 from speccache_api.resource import SpecCacheDeployment
 from speccache_api.sizing import kv_dtype
 from speccache_api.status import summary
+from speccache_operator.children import workload
 from speccache_operator.decide import memory
 from speccache_operator.kinds import Object
 
@@ -15,7 +16,7 @@ from speccache_operator.kinds import Object
 def of(
     resource: SpecCacheDeployment, found: Inspection | None, sized: memory.Finding | None, live: Object | None
 ) -> dict[str, Any]:
-    """All facts that are known. `live` is the StatefulSet. Pure."""
+    """All facts that are known. `live` is the workload. Pure."""
     selector = ",".join(f"{key}={value}" for key, value in names.selector_labels(resource.name).items())
     facts: dict[str, Any] = {**counts(live), **summary(resource), "selector": selector}
     if sized is not None and sized.memory is not None:
@@ -29,6 +30,6 @@ def of(
 
 
 def counts(live: Object | None) -> dict[str, int]:
-    """Pods of the StatefulSet `live`, as its controller says; 0 without one."""
-    status = (live or {}).get("status", {})
-    return {"replicas": status.get("replicas", 0), "readyReplicas": status.get("readyReplicas", 0)}
+    """Pods of the workload `live`, as its controller says; 0 without one."""
+    pods = workload.count(live)
+    return {"replicas": pods.exist, "readyReplicas": pods.ready}

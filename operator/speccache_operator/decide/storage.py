@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 
-from speccache_api import names
 from speccache_api.resource import SpecCacheDeployment
 from speccache_api.spec_cache import StorageClaim
 from speccache_operator.decide.conditions import STORAGE_READY, Condition, Reason, Status
 from speccache_operator.decide.ownership import Owner, owner_of
-from speccache_operator.kinds import Object
+from speccache_operator.kinds import Key, Object
 from speccache_operator.observe.observed import Observed
 
 _FIELD = "spec.kvCache.storage.persistentVolumeClaim"
@@ -23,11 +22,10 @@ class Finding:
 
 def look(resource: SpecCacheDeployment, observed: Observed) -> Finding:
     """The state of the claim. Pure."""
-    storage = resource.spec.kv_cache.storage
-    if storage is None:
+    storage, name = resource.spec.kv_cache.storage, resource.storage_claim
+    if storage is None or name is None:
         return _usable("True", Reason.NO_STORAGE_TIER, "no storage tier; cached pages end with their pod")
     wanted = storage.persistent_volume_claim
-    name = wanted.claim_name or names.claim_name(resource.name)
     claim = observed.claims.get(name)
     if claim is None:
         if wanted.created:
@@ -36,7 +34,8 @@ def look(resource: SpecCacheDeployment, observed: Observed) -> Finding:
         return _unusable(Reason.CLAIM_NOT_FOUND, text)
     if claim["metadata"].get("deletionTimestamp"):
         return _unusable(Reason.CLAIM_DELETING, f"claim {name} is being deleted; wait for its end or name another one")
-    if wanted.created and owner_of(claim, resource) is not Owner.OURS:
+    key = Key(resource.namespace, resource.name)
+    if wanted.created and owner_of(claim, key, resource.metadata.uid) is not Owner.OURS:
         text = f"claim {name} exists and is not of this resource; name it in {_FIELD}.claimName, or delete it"
         return _unusable(Reason.CLAIM_NOT_OWNED, text)
     return _other_claim(wanted, name, claim) or _sharing(resource, name, claim) or _binding(name, claim)
@@ -63,7 +62,7 @@ def _other_claim(wanted: StorageClaim, name: str, claim: Object) -> Finding | No
 
 def _sharing(resource: SpecCacheDeployment, name: str, claim: Object) -> Finding | None:
     modes = set(claim["spec"].get("accessModes", ()))
-    replicas = resource.spec.replicas
+    replicas = resource.spec.wanted_replicas
     if modes and modes <= {"ReadOnlyMany"}:
         text = (
             f"claim {name} is ReadOnlyMany and the storage tier writes; use a claim with ReadWriteOnce or ReadWriteMany"

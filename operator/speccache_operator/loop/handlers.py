@@ -9,7 +9,7 @@ from typing import Any
 
 import kopf
 
-from speccache_operator.kinds import CLAIM, CONFIG_MAP, JOB, POD, RESOURCE, SERVICE, SERVICE_ACCOUNT, STATEFUL_SET
+from speccache_operator.kinds import CLAIM, RESOURCE
 from speccache_operator.loop import watching
 
 
@@ -25,24 +25,19 @@ async def login(settings: kopf.OperatorSettings, **_: Any) -> kopf.ConnectionInf
     return watching.login(settings)
 
 
-@kopf.on.event(*RESOURCE.group_version, RESOURCE.plural)
+@watching.on_event(RESOURCE)
 async def resource_changed(event: kopf.RawEvent, memo: Any, **_: Any) -> None:
     """A SpecCacheDeployment was made, changed or deleted, or is there at the start."""
     memo.wakeups.resource(event["object"])
 
 
-@kopf.on.event(*STATEFUL_SET.group_version, STATEFUL_SET.plural)
-@kopf.on.event(*SERVICE.group_version, SERVICE.plural)
-@kopf.on.event(*CONFIG_MAP.group_version, CONFIG_MAP.plural)
-@kopf.on.event(*SERVICE_ACCOUNT.group_version, SERVICE_ACCOUNT.plural)
-@kopf.on.event(*JOB.group_version, JOB.plural)
-@kopf.on.event(*POD.group_version, POD.plural)
+@watching.on_event(*watching.LABELLED)
 async def child_changed(event: kopf.RawEvent, memo: Any, **_: Any) -> None:
     """An object with our labels changed: its status moved on, or somebody else's hand was on it."""
     memo.wakeups.child(event["object"])
 
 
-@kopf.on.event(*CLAIM.group_version, CLAIM.plural)
+@watching.on_event(CLAIM)
 async def claim_changed(event: kopf.RawEvent, memo: Any, **_: Any) -> None:
     """Any claim changed: resources name claims that are not ours, and wait for ones that do not exist yet."""
     memo.wakeups.claim(event["object"])

@@ -1,22 +1,28 @@
-"""One pass over one resource: observe → plan → apply → status → events. What woke it is unknown here, on purpose."""
+"""One pass over one resource: observe → plan → apply → conditions → status → events.
+
+What woke it is unknown here, on purpose.
+"""
 
 import logging
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
-from speccache_api.resource import SpecCacheDeployment
 from speccache_operator.act import events, status
-from speccache_operator.act.apply import Outcome, carry_out
+from speccache_operator.act.apply import carry_out
 from speccache_operator.children.context import RuntimeImage
 from speccache_operator.cluster import Cluster
+from speccache_operator.decide import verdict
 from speccache_operator.decide.conditions import READY, Condition
-from speccache_operator.decide.plan import Judged, judge, make_plan
+from speccache_operator.decide.judge import Judged, judge
+from speccache_operator.decide.plan import make_plan
+from speccache_operator.decide.steps import Outcome
 from speccache_operator.errors import ClusterError
 from speccache_operator.kinds import RESOURCE, Key, Object, Ref
 from speccache_operator.logs import fields
 from speccache_operator.loop.controller import Result
 from speccache_operator.metrics import Metrics
-from speccache_operator.observe.look import Nodes, claim_names, observe
+from speccache_operator.observe.cluster_wide import Nodes, Volumes
+from speccache_operator.observe.look import claim_names, observe
 from speccache_operator.observe.observed import version
 
 logger = logging.getLogger(__name__)
@@ -43,6 +49,7 @@ class Reconciler:
         self._image = image
         self._metrics = metrics
         self._nodes = Nodes(cluster) if check_nodes else None
+        self._volumes = Volumes(cluster) if check_nodes else None
         self._instance = instance
         self._now = now
         self._seen: dict[Key, frozenset[tuple[str, str]]] = {}
@@ -57,22 +64,22 @@ class Reconciler:
         if raw["metadata"].get("deletionTimestamp"):
             return Result()  # its children go by their owner references; making them again would fight that
         judged = judge(raw)
-        self._claims[key] = claim_names(judged) if isinstance(judged, SpecCacheDeployment) else ()
-        return await self._pass(key, raw, judged)
+        self._claims[key] = claim_names(judged.resource) if judged.resource is not None else ()
+        return await self._pass(raw, judged)
 
-    async def _pass(self, key: Key, raw: Object, judged: Judged) -> Result:
-        resource = judged if isinstance(judged, SpecCacheDeployment) else None
-        observed = await observe(self._cluster, key, resource, self._nodes)
+    async def _pass(self, raw: Object, judged: Judged) -> Result:
+        key = judged.key
+        observed = await observe(self._cluster, key, judged.resource, self._nodes, self._volumes)
         now = self._now()
-        plan = make_plan(key, judged, observed, self._image, now)
+        plan = make_plan(judged, observed, self._image, now)
         outcome = await carry_out(self._cluster, plan, observed.versions(), self._metrics)
-        conditions = status.with_refusal(plan.conditions, outcome.refusal)
+        conditions = verdict.conditions(judged, plan, outcome, observed, now)
         written = await status.write(self._cluster, raw, status.make_status(raw, conditions, plan.facts, now))
         if written is not None:
             self._metrics.writes.labels(RESOURCE.name, "status").inc()
         self._seen[key] = observed.versions() | outcome.versions | {version(written or raw)}
         await self._tell(key, raw, conditions, outcome, now)
-        return Result(again_after=plan.again_after, failed=outcome.refusal is not None)
+        return Result(again_after=verdict.again_after(plan, outcome), failed=verdict.failed(outcome))
 
     def is_news(self, key: Key, obj: Object) -> bool:
         """False when the last pass has seen, or made, this very state of the object."""

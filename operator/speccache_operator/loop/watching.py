@@ -1,20 +1,23 @@
 """How kopf is set up, and how an event finds the resources that it may concern."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import kopf
 
 from speccache_api import names
+from speccache_operator.children import table
 from speccache_operator.cluster import SERVICE_ACCOUNT_FOLDER, in_cluster, in_cluster_server
-from speccache_operator.kinds import CONFIG_MAP, JOB, POD, SERVICE, SERVICE_ACCOUNT, STATEFUL_SET, Key
+from speccache_operator.kinds import POD, Key, Kind
 from speccache_operator.loop.controller import Controller
 from speccache_operator.loop.reconcile import Reconciler
 
+Handler = TypeVar("Handler", bound=Callable[..., Any])
 logger = logging.getLogger(__name__)
 
-_LABELLED = (STATEFUL_SET, SERVICE, CONFIG_MAP, SERVICE_ACCOUNT, JOB, POD)
+LABELLED = (*table.watched_kinds(), POD)
 _BACKOFFS = (1, 1, 2, 3, 5, 8, 13, 21, 30, 30, 30)
 
 
@@ -29,9 +32,20 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.watching.server_timeout = 300
     settings.watching.connect_timeout = 10
     settings.watching.reconnect_backoff = 1.0
-    for kind in _LABELLED:
+    for kind in LABELLED:
         selector = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
         settings.watching.label_selectors[(*kind.group_version, kind.plural)] = selector
+
+
+def on_event(*kinds: Kind) -> Callable[[Handler], Handler]:
+    """`kopf.on.event` of all these kinds."""
+
+    def decorate(handler: Handler) -> Handler:
+        for kind in kinds:
+            kopf.on.event(*kind.group_version, kind.plural)(handler)
+        return handler
+
+    return decorate
 
 
 def login(settings: kopf.OperatorSettings) -> kopf.ConnectionInfo | None:

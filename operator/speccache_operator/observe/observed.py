@@ -22,13 +22,15 @@ class Observed:
 
     `children` holds what stands at the names of children, whoever made it. `inspections` are inspection Jobs and
     records of the resource, of any model. `pods` are all pods with its labels. `claims` are those of storage and models
-    that exist, by name. `nodes` is None when they may not be read.
+    that exist, by name. `volumes` are those of claims with ReadWriteOnce, by the claim's name, as far as they may be
+    read. `nodes` is None when they may not be read.
     """
 
     children: Mapping[Ref, Object] = field(default_factory=dict)
     inspections: tuple[Object, ...] = ()
     pods: tuple[Object, ...] = ()
     claims: Mapping[str, Object] = field(default_factory=dict)
+    volumes: Mapping[str, Object] = field(default_factory=dict)
     nodes: tuple[NodeCapacity, ...] | None = None
 
     def at(self, ref: Ref) -> Object | None:

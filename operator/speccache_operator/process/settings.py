@@ -45,7 +45,9 @@ class Settings:
     resync_seconds: float = 300.0
     """Every resource is looked at again after this time even if nothing happened."""
     check_nodes: bool = True
-    """Compare memory limits with the nodes' allocatable memory; needs the right to list nodes."""
+    """Look at nodes and volumes: compare memory limits with the nodes' allocatable memory, and see which volumes two
+    pods can mount. Needs the rights to list nodes and to get volumes.
+    """
     log_level: str = "INFO"
 
 
