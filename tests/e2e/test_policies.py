@@ -34,7 +34,7 @@ def test_a_budget_keeps_the_last_pod_until_it_is_switched_off(stage, tiny):
     )
     with pytest.raises(CommandFailed, match="disruption budget"):
         _evict(stage, old["name"])
-    _patch(stage, podDisruptionBudget={"maxUnavailable": 1})
+    _patch(stage, podDisruptionBudget={"minAvailable": None, "maxUnavailable": 1})
     kubectl.until(
         "poddisruptionbudget",
         "tiny",

@@ -187,6 +187,12 @@ def test_the_grace_period_covers_the_drain(context: Any) -> None:
     assert obj["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 7 + 100 + 15
 
 
+def test_a_pod_serves_until_nobody_is_led_to_it(context: Any) -> None:
+    container = _container(deployment.build(context()))
+    assert container["lifecycle"]["preStop"] == {"sleep": {"seconds": deployment.FORGOTTEN_SECONDS}}
+    assert deployment.FORGOTTEN_SECONDS < deployment.SHUTDOWN_SECONDS
+
+
 def test_probes_ask_what_the_runtime_answers(context: Any) -> None:
     container = _container(deployment.build(context()))
     paths = {kind: container[kind]["httpGet"]["path"] for kind in ("startupProbe", "readinessProbe", "livenessProbe")}

@@ -18,7 +18,9 @@ from speccache_operator.kinds import DEPLOYMENT
 _WIRE_VOLUME = "wire"
 _SHARED_MEMORY_VOLUME = "shared-memory"
 SHUTDOWN_SECONDS = 15
-"""Part of the grace period for everything but draining: noticing the signal, closing files, ending."""
+"""Part of the grace period for everything but draining: being forgotten, noticing the signal, closing files, ending."""
+FORGOTTEN_SECONDS = 5
+"""A pod that is to end goes on as before for so long, until every node knows that the Service no longer leads to it."""
 SURGE = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
 RECREATE = {"type": "Recreate"}
 """Old pods end before new ones are made."""
@@ -80,6 +82,7 @@ def _container(ctx: BuildContext, sized: Sized, mounts: list[dict[str, Any]]) ->
         "startupProbe": _probe("/ready", period=2, failures=START_SECONDS // 2),
         "readinessProbe": _probe("/ready", period=5, failures=2),
         "livenessProbe": _probe("/health", period=10, failures=6),
+        "lifecycle": {"preStop": {"sleep": {"seconds": FORGOTTEN_SECONDS}}},
         "volumeMounts": mounts,
     }
 
