@@ -10,7 +10,18 @@ import pytest
 
 from speccache_operator.children.context import RuntimeImage
 from speccache_operator.errors import Conflict, Refused, Unavailable
-from speccache_operator.kinds import CLAIM, DEPLOYMENT, NODE, POD, RESOURCE, Key, Kind, Object, Ref
+from speccache_operator.kinds import (
+    CLAIM,
+    DEPLOYMENT,
+    NODE,
+    POD,
+    POD_DISRUPTION_BUDGET,
+    RESOURCE,
+    Key,
+    Kind,
+    Object,
+    Ref,
+)
 from speccache_operator.loop.reconcile import Reconciler
 from speccache_operator.metrics import Metrics
 from speccache_operator.observe.cluster_wide import NODES_SECONDS, Nodes
@@ -167,6 +178,25 @@ async def test_a_refused_object_stops_what_needs_it_and_is_told(raw: Any) -> Non
     assert not any(write.startswith("apply Deployment") for write in memory.writes)
     conditions = {c["type"]: c for c in memory.objects[Ref(RESOURCE, "demo", "chat")]["status"]["conditions"]}
     assert conditions["Ready"]["reason"] == conditions["StorageReady"]["reason"] == "ClaimRefused"
+
+
+@pytest.mark.parametrize("wanted", [{"spec.podDisruptionBudget": {"maxUnavailable": 1}}, {}], ids=["wanted", "not"])
+async def test_an_optional_kind_that_may_not_be_read_or_written_stops_nothing(wanted: Any, raw: Any) -> None:
+    """As with the rights of an earlier chart."""
+
+    class Forbidden(Memory):
+        async def get(self, ref: Ref) -> Object | None:
+            if ref.kind is POD_DISRUPTION_BUDGET:
+                raise Refused(403, "forbidden", "GET")
+            return await super().get(ref)
+
+    memory = Forbidden(raw(**wanted))
+    memory.refuse = POD_DISRUPTION_BUDGET
+    result = await _reconciler(memory).reconcile(KEY)
+    assert Ref(DEPLOYMENT, "demo", "chat") in memory.objects
+    conditions = {c["type"]: c for c in memory.objects[Ref(RESOURCE, "demo", "chat")]["status"]["conditions"]}
+    assert conditions["ChildrenApplied"]["reason"] == ("ApplyRefused" if wanted else "Applied")
+    assert result.failed is bool(wanted)
 
 
 async def test_states_that_were_seen_or_made_are_no_news(raw: Any) -> None:

@@ -49,11 +49,11 @@ class Part(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """One child. Compared by identity of its parts; the table has one entry for each.
+    """One child, or with a changing name one sort of them.
 
-    `name` makes its name from the resource's. None: it has a changing name, and there may be several, found by the
-    labels of an inspection. `watched`: its events wake the resource. `applied`: False for what only ever is deleted.
-    `deleted`: its builder may answer ABSENT. `fixed`: it cannot change; another one is made when it is gone.
+    `name` makes its name from the resource's. None: it has a changing name, and there may be several; they are
+    found by the labels of an inspection. `watched`: its events wake the resource. `applied`: False for what only ever
+    is deleted. `deleted`: its builder may answer ABSENT. `fixed`: it cannot change; a new one is made when it is gone.
     """
 
     kind: Kind

@@ -11,11 +11,14 @@ from typing import Any
 from speccache_api import names
 from speccache_api.resource import SpecCacheDeployment
 from speccache_operator.children.mounts import model_mounts
-from speccache_operator.children.table import CHILDREN
+from speccache_operator.children.table import CHILDREN, Part
 from speccache_operator.cluster import Cluster
+from speccache_operator.errors import Refused
 from speccache_operator.kinds import CLAIM, POD, Key, Object, Ref
 from speccache_operator.observe.cluster_wide import Nodes, Volumes
 from speccache_operator.observe.observed import Observed
+
+_OPTIONAL = {child.kind for child in CHILDREN if child.part is Part.OPTIONAL}
 
 
 async def observe(
@@ -51,8 +54,18 @@ async def observe(
 
 
 async def _existing(cluster: Cluster, refs: Sequence[Ref]) -> dict[Ref, Object]:
-    found = await _together(*(cluster.get(ref) for ref in refs))
+    found = await _together(*(_read(cluster, ref) for ref in refs))
     return {ref: obj for ref, obj in zip(refs, found, strict=True) if obj is not None}
+
+
+async def _read(cluster: Cluster, ref: Ref) -> Object | None:
+    """The object. None as well when its kind is optional and may not be read: if it is wanted, applying it says so."""
+    try:
+        return await cluster.get(ref)
+    except Refused:
+        if ref.kind in _OPTIONAL:
+            return None
+        raise
 
 
 async def _nothing() -> None:
