@@ -12,11 +12,13 @@ from speccache_operator.children.context import RuntimeImage
 from speccache_operator.errors import Conflict, Refused, Unavailable
 from speccache_operator.kinds import (
     CLAIM,
+    CONFIG_MAP,
     DEPLOYMENT,
     NODE,
     POD,
     POD_DISRUPTION_BUDGET,
     RESOURCE,
+    SERVICE,
     Key,
     Kind,
     Object,
@@ -197,6 +199,21 @@ async def test_an_optional_kind_that_may_not_be_read_or_written_stops_nothing(wa
     conditions = {c["type"]: c for c in memory.objects[Ref(RESOURCE, "demo", "chat")]["status"]["conditions"]}
     assert conditions["ChildrenApplied"]["reason"] == ("ApplyRefused" if wanted else "Applied")
     assert result.failed is bool(wanted)
+
+
+@pytest.mark.parametrize(
+    ("refuse", "grows"), [(POD_DISRUPTION_BUDGET, True), (SERVICE, True), (CONFIG_MAP, False), (DEPLOYMENT, False)]
+)
+async def test_pods_become_more_unless_what_they_are_is_refused(refuse: Kind, grows: bool, raw: Any) -> None:
+    memory = Memory(raw())
+    await _reconciler(memory).reconcile(KEY)
+    changed = {"spec.kvCache.host": {"tokens": 640}, "spec.podDisruptionBudget": {"maxUnavailable": 1}}
+    memory._put(raw(**changed, **{"spec.replicas": 3}))
+    for ref in (Ref(SERVICE, "demo", "chat"), Ref(SERVICE, "demo", "chat-pods")):
+        memory.objects[ref]["spec"]["selector"] = {}
+    memory.refuse = refuse
+    await _reconciler(memory).reconcile(KEY)
+    assert memory.objects[Ref(DEPLOYMENT, "demo", "chat")]["spec"]["replicas"] == (3 if grows else 1)
 
 
 async def test_states_that_were_seen_or_made_are_no_news(raw: Any) -> None:

@@ -30,7 +30,7 @@ async def carry_out(cluster: Cluster, plan: Plan, live: frozenset[tuple[str, str
     for step in plan.apply:
         if step.child.part is not Part.RUNS or not hands.lack_something_needed:
             await hands.apply(step)
-    if plan.scale is not None and not plan.scale.down and not hands.hindrances:
+    if plan.scale is not None and not plan.scale.down and not hands.lack_pods:
         await hands.scale(plan.scale)
     for gone in plan.delete:
         await hands.delete(gone)
@@ -51,7 +51,13 @@ class _Hands:
 
     @property
     def lack_something_needed(self) -> bool:
+        """Pods could not be what the plan says."""
         return any(found.child.part is Part.NEEDED for found in self.hindrances)
+
+    @property
+    def lack_pods(self) -> bool:
+        """Pods are not what the plan says, so there should not be more of them."""
+        return any(found.child.part in (Part.NEEDED, Part.RUNS) for found in self.hindrances)
 
     async def apply(self, step: Apply) -> None:
         ref = Ref.of(step.obj)
