@@ -4,8 +4,9 @@ import threading
 
 import pytest
 
+from speccache_api import names
 from speccache_runtime.bench.client import complete
-from speccache_tools.stage import reach, serving
+from speccache_tools.stage import reach, release, serving
 from speccache_tools.stage.kube import SCD
 from speccache_tools.stage.manifests import resource
 
@@ -73,3 +74,41 @@ def test_scaled_to_zero_and_back(stage, steady):
     assert serving.pods_of(stage.venue, namespace, steady) == []
     kubectl("scale", SCD, steady, "--replicas=1", namespace=namespace)
     stage.settled(steady)
+
+
+def test_the_stateful_set_of_an_earlier_operator_is_replaced_without_a_gap(stage, steady):
+    kubectl, namespace = stage.venue.kubectl, stage.namespace
+    live = kubectl.must_get("deployment", steady, namespace)
+    operator = f"deployment/{release.DEPLOYMENT}"
+    kubectl("scale", operator, "--replicas=0", namespace=release.NAMESPACE)
+    kubectl("wait", "--for=delete", "pod", f"--selector={release.OPERATOR_PODS}", namespace=release.NAMESPACE)
+    try:
+        kubectl("delete", "deployment", steady, "--cascade=foreground", namespace=namespace)
+        kubectl.apply(_stateful_set(live), namespace)
+        first = serving.wait_pod(stage.venue, namespace, steady)
+        assert first["metadata"]["name"] == f"{steady}-0"
+        with reach.service(stage.venue, namespace, steady) as url:
+            client = _Client(url, steady)
+            client.start()
+            try:
+                kubectl("scale", operator, "--replicas=1", namespace=release.NAMESPACE)
+                kubectl.until_gone("statefulset", steady, namespace, seconds=120)
+                kubectl.until_gone("pod", f"{steady}-0", namespace, seconds=120)
+            finally:
+                client.stop()
+        stage.settled(steady)
+        stage.note(f"a StatefulSet replaced: {client.answers} answers meanwhile, {len(client.errors)} errors")
+        assert client.errors == []
+    finally:
+        kubectl("scale", operator, "--replicas=1", namespace=release.NAMESPACE)
+        kubectl("rollout", "status", operator, namespace=release.NAMESPACE)
+
+
+def _stateful_set(deployment):
+    """What an earlier operator made of the same resource."""
+    meta = {key: deployment["metadata"][key] for key in ("name", "labels", "ownerReferences")}
+    template = deployment["spec"]["template"]
+    labels = {key: value for key, value in template["metadata"]["labels"].items() if key != names.LABEL_RESOURCE_UID}
+    template = {**template, "metadata": {**template["metadata"], "labels": labels}}
+    spec = {"serviceName": f"{meta['name']}-pods", "selector": deployment["spec"]["selector"], "template": template}
+    return {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": meta, "spec": spec}
