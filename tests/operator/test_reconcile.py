@@ -216,6 +216,26 @@ async def test_pods_become_more_unless_what_they_are_is_refused(refuse: Kind, gr
     assert memory.objects[Ref(DEPLOYMENT, "demo", "chat")]["spec"]["replicas"] == (3 if grows else 1)
 
 
+async def test_a_status_that_was_written_in_the_meantime_is_no_repair(raw: Any) -> None:
+    """A webhook keeps an image of its own, so each pass applies; the controller writes the status just before."""
+
+    class Busy(Memory):
+        async def apply(self, obj: Object, *, subresource: str = "") -> Object:
+            live = self.objects.get(Ref.of(obj))
+            if obj["kind"] != "Deployment" or live is None:
+                return await super().apply(obj, subresource=subresource)
+            return copy.deepcopy(self._put({**live, "status": {"observedGeneration": 1, "replicas": 1}}))
+
+    memory = Busy(raw())
+    reconciler = _reconciler(memory)
+    await reconciler.reconcile(KEY)
+    deployment = memory.objects[Ref(DEPLOYMENT, "demo", "chat")]
+    deployment["spec"]["template"]["spec"]["containers"][0]["image"] = "mirror/runtime:1"
+    memory.writes.clear()
+    await reconciler.reconcile(KEY)
+    assert not [write for write in memory.writes if write.startswith("create")]
+
+
 async def test_states_that_were_seen_or_made_are_no_news(raw: Any) -> None:
     memory = Memory(raw(**STORAGE))
     reconciler = _reconciler(memory)

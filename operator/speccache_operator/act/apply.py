@@ -9,22 +9,22 @@ from speccache_operator.children import workload
 from speccache_operator.children.table import CHILDREN, Child, Part
 from speccache_operator.cluster import Cluster
 from speccache_operator.decide.conditions import head
+from speccache_operator.decide.drift import stamp
 from speccache_operator.decide.plan import Plan
 from speccache_operator.decide.reasons import Reason
 from speccache_operator.decide.steps import Apply, Cause, Delete, Hindrance, Outcome, Scale, Write
 from speccache_operator.errors import NotFound, Refused
 from speccache_operator.kinds import CLAIM, Object, Ref
 from speccache_operator.metrics import Metrics
-from speccache_operator.observe.observed import version
+from speccache_operator.observe.observed import Observed, version
 
 
-async def carry_out(cluster: Cluster, plan: Plan, live: frozenset[tuple[str, str]], metrics: Metrics) -> Outcome:
+async def carry_out(cluster: Cluster, plan: Plan, observed: Observed, metrics: Metrics) -> Outcome:
     """Scale down, apply, scale up, delete. Raises other ClusterErrors than Refused.
 
-    A refused object stops nothing else, but for what makes pods that need it. `live` are the versions before: a write
-    that made no other one has changed nothing.
+    A refused object stops nothing else, but for what makes pods that need it.
     """
-    hands = _Hands(cluster, live, metrics)
+    hands = _Hands(cluster, observed, metrics)
     if plan.scale is not None and plan.scale.down:
         await hands.scale(plan.scale)
     for step in plan.apply:
@@ -40,9 +40,9 @@ async def carry_out(cluster: Cluster, plan: Plan, live: frozenset[tuple[str, str
 class _Hands:
     """One carrying out: what was written, what was refused."""
 
-    def __init__(self, cluster: Cluster, live: frozenset[tuple[str, str]], metrics: Metrics) -> None:
+    def __init__(self, cluster: Cluster, observed: Observed, metrics: Metrics) -> None:
         self._cluster = cluster
-        self._live = live
+        self._observed = observed
         self._metrics = metrics
         self.objects: dict[Ref, Object] = {}
         self.writes: list[Write] = []
@@ -103,7 +103,7 @@ class _Hands:
     def _wrote(self, result: Object, write: Write) -> None:
         self.objects[write.ref] = result
         self.versions.add(version(result))
-        if version(result) not in self._live:
+        if _content(result) != _content(self._observed.at(write.ref)):
             self.writes.append(write)
 
     def _refused(self, child: Child, ref: Ref, error: Refused) -> None:
@@ -116,6 +116,15 @@ class _Hands:
         kind = child.kind
         text = f"this cluster does not serve {kind.name} of {kind.api_version}; {ref} is made once it does"
         self.hindrances.append(Hindrance(child, ref, Reason.KIND_NOT_SERVED, text))
+
+
+def _content(obj: Object | None) -> Object | None:
+    """What a write of ours may change of an object. Its controller may have written the status in the meantime."""
+    if obj is None:
+        return None
+    meta = obj["metadata"]
+    kept = {key: meta.get(key) for key in ("uid", "labels", "ownerReferences")}
+    return {**obj, "metadata": {**kept, "stamp": stamp(obj)}, "status": None}
 
 
 def _body(step: Apply) -> Object:

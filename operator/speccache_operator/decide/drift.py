@@ -33,7 +33,7 @@ def stamped(obj: Object) -> Object:
 
 def replanned(live: Object, planned: Object) -> bool:
     """True when `live` was made from another plan than the stamped object `planned`."""
-    return _stamp(live) != _stamp(planned)
+    return stamp(live) != stamp(planned)
 
 
 def drifted(live: Object, planned: Object) -> bool:
@@ -59,7 +59,8 @@ def reset(live: Object, planned: Object) -> Object | None:
     return {"spec": {"selector": {**wanted["selector"], **extra}, "ports": wanted["ports"]}}
 
 
-def _stamp(obj: Object) -> str | None:
+def stamp(obj: Object) -> str | None:
+    """The digest of what was applied to `obj`; None when it was made by somebody else."""
     value: str | None = obj["metadata"].get("annotations", {}).get(ANNOTATION_PLAN_HASH)
     return value
 

@@ -72,7 +72,7 @@ class Reconciler:
         observed = await observe(self._cluster, key, judged.resource, self._nodes, self._volumes)
         now = self._now()
         plan = make_plan(judged, observed, self._image, now)
-        outcome = await carry_out(self._cluster, plan, observed.versions(), self._metrics)
+        outcome = await carry_out(self._cluster, plan, observed, self._metrics)
         conditions = verdict.conditions(judged, plan, outcome, observed, now)
         written = await status.write(self._cluster, raw, status.make_status(raw, conditions, plan.facts, now))
         if written is not None:

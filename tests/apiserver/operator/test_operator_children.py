@@ -123,7 +123,7 @@ def test_a_resource_and_its_children_get_no_finalizer(created: dict[str, Any], c
 @pytest.mark.parametrize(
     ("kind", "suffix", "patch"),
     [
-        ("Deployment", "", {"spec": {"template": {"spec": {"terminationGracePeriodSeconds": 1}}}}),
+        ("Deployment", "", {"spec": {"template": {"spec": {"terminationGracePeriodSeconds": 7}}}}),
         ("Deployment", "", {"spec": {"replicas": 4}}),
         ("Service", "", {"spec": {"selector": {names.LABEL_INSTANCE: "elsewhere"}}}),
         ("Service", "", {"spec": {"selector": {"more": "label"}}}),
