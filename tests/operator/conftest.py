@@ -233,8 +233,8 @@ def claim() -> Callable[..., Object]:
 def inspected() -> Inspection:
     """A Llama-3.1-8B-shaped pair."""
     return Inspection(
-        target=ModelFacts(KVGeometry.heads(32, 8, 128), 8 * 10**9, 4096, 128256, 8192, 8, "ab" * 32, "llama"),
-        draft=ModelFacts(KVGeometry.heads(1, 8, 128), 4 * 10**8, 4096, 32000, 2048, 8, "cd" * 32, "eagle3"),
+        target=ModelFacts(KVGeometry.heads(32, 8, 128), 8 * 10**9, 4096, 128256, 8192, "ab" * 32, "llama"),
+        draft=ModelFacts(KVGeometry.heads(1, 8, 128), 4 * 10**8, 4096, 32000, 2048, "cd" * 32, "eagle3"),
     )
 
 

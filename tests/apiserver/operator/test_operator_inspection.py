@@ -9,8 +9,8 @@ from speccache_api import names
 from speccache_api.geometry import Inspection, KVGeometry, ModelFacts
 
 RESULT = Inspection(
-    target=ModelFacts(KVGeometry.heads(32, 8, 128), 8 * 10**8, 4096, 128256, 8192, 8, "ab" * 32, "llama"),
-    draft=ModelFacts(KVGeometry.heads(1, 8, 128), 4 * 10**7, 4096, 32000, 2048, 8, "cd" * 32, "eagle3"),
+    target=ModelFacts(KVGeometry.heads(32, 8, 128), 8 * 10**8, 4096, 128256, 8192, "ab" * 32, "llama"),
+    draft=ModelFacts(KVGeometry.heads(1, 8, 128), 4 * 10**7, 4096, 32000, 2048, "cd" * 32, "eagle3"),
 )
 MODELS = {
     "model": {"uri": "pvc://models/target"},

@@ -11,7 +11,7 @@ _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete
 _PATH = re.compile(
     r"/apis?(?:/(?P<group>[^/]+\.[^/]+|apps|batch|policy))?/v[^/]+(?:/namespaces/[^/]+)?/(?P<plural>[a-z]+)(?P<rest>/.*)?$"
 )
-_FACTS = ModelFacts(KVGeometry.heads(2, 2, 64), 1000, 128, 256, 1024, 2, "ab" * 32, "llama")
+_FACTS = ModelFacts(KVGeometry.heads(2, 2, 64), 1000, 128, 256, 1024, "ab" * 32, "llama")
 
 
 def _used(requests: set[tuple[str, str, str]]) -> set[tuple[str, str, str]]:
