@@ -65,7 +65,7 @@ async def server() -> AsyncIterator[Server]:
 @pytest_asyncio.fixture
 async def cluster(server: Server) -> AsyncIterator[KubernetesCluster]:
     configuration = Configuration(host=server.url)
-    async with KubernetesCluster(ApiClient(configuration), timeout=0.5) as cluster:
+    async with KubernetesCluster(ApiClient(configuration), timeout=2.0) as cluster:
         yield cluster
 
 
