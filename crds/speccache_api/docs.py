@@ -71,16 +71,21 @@ def _type(field: dict[str, Any], path: str) -> str:
     if "enum" in field:
         return ", ".join(f"`{value}`" for value in field["enum"])
     if field.get("x-kubernetes-int-or-string"):
-        return "size"
+        return "number or percentage" if "%" in field["pattern"] else "size"
     kind = field["type"]
     if kind == "array":
         return f"list of {_type(field['items'], path + '[]')}"
     if kind == "object":
-        return f"[object](#{_anchor(path)})" if "properties" in field else "map of names to amounts"
+        return f"[object](#{_anchor(path)})" if "properties" in field else _map(field)
     if kind == "integer":
         low, high = field.get("minimum"), field.get("maximum")
         return f"integer, {low} or more" if high is None else f"integer, {low} to {high}"
     return "text"
+
+
+def _map(field: dict[str, Any]) -> str:
+    amounts = field["additionalProperties"].get("x-kubernetes-int-or-string")
+    return "map of names to amounts" if amounts else "labels"
 
 
 def _default(field: dict[str, Any], required: bool) -> str:

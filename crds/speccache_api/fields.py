@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from typing import Annotated, Any
 
@@ -78,6 +79,67 @@ Amount = Annotated[
 ]
 """Any resource amount of a container (`500m`, `2`, `4Gi`), kept as text."""
 
+_PERCENT = re.compile(r"(100|[0-9]{1,2})%")
+_COUNT = "give a number of pods from 0 to 1000, or a percentage such as 50%"
+
+
+def _count_or_percent(value: Any) -> int | str:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 1000:
+        return value
+    if isinstance(value, str) and _PERCENT.fullmatch(value):
+        return value
+    raise ValueError(f"{_COUNT}, found {value!r}")
+
+
+CountOrPercent = Annotated[
+    int | str,
+    BeforeValidator(_count_or_percent),
+    WithJsonSchema(
+        {
+            "x-kubernetes-int-or-string": True,
+            "pattern": f"^{_PERCENT.pattern}$",
+            "x-kubernetes-validations": [
+                {"rule": "type(self) != int || (self >= 0 && self <= 1000)", "message": _COUNT},
+            ],
+        }
+    ),
+]
+"""A number of pods, or a share of them: `1` or `50%`."""
+
+LABEL_VALUE_PATTERN = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
+LABEL_KEY_PATTERN = rf"^({_NAME}([.]{_NAME})*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?$"
+_OCTET = r"(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+CIDR_PATTERN = (
+    rf"^({_OCTET}(\.{_OCTET}){{3}}/(3[0-2]|[12]?[0-9])|[0-9A-Fa-f:]{{2,39}}/(12[0-8]|1[01][0-9]|[1-9]?[0-9]))$"
+)
+_NO_CIDR = "give a range of addresses such as 10.0.0.0/8 or fd00::/8"
+
+
+def _cidr(value: Any) -> str:
+    try:
+        if not isinstance(value, str) or re.fullmatch(CIDR_PATTERN, value) is None:
+            raise ValueError
+        ipaddress.ip_network(value, strict=False)
+    except ValueError:
+        raise ValueError(f"{_NO_CIDR}, found {value!r}") from None
+    return value
+
+
+Cidr = Annotated[
+    str,
+    BeforeValidator(_cidr),
+    WithJsonSchema(
+        {
+            "type": "string",
+            "maxLength": 43,
+            "pattern": CIDR_PATTERN,
+            "x-kubernetes-validations": [{"rule": "isCIDR(self)", "message": _NO_CIDR}],
+        }
+    ),
+]
+"""A range of IP addresses."""
+
+LabelValue = Annotated[str, Field(max_length=63, pattern=LABEL_VALUE_PATTERN)]
 ModelUri = Annotated[str, Field(max_length=512, pattern=MODEL_URI_PATTERN)]
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=OBJECT_NAME_PATTERN)]
 ServedName = Annotated[str, Field(min_length=1, max_length=128, pattern=SERVED_NAME_PATTERN)]

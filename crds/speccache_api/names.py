@@ -29,6 +29,9 @@ COMPONENT_SERVER = "server"
 COMPONENT_INSPECTION = "inspection"
 COMPONENT_STORAGE = "storage"
 
+LABEL_RESOURCE_UID = f"{API_GROUP}/resource-uid"
+"""On served pods: the uid of their resource. A deleted resource's pods share every other label with its successor's."""
+
 ANNOTATION_WIRE_HASH = f"{API_GROUP}/wire-hash"
 
 CONTAINER_NAME = "runtime"
@@ -48,8 +51,8 @@ HEADLESS_SUFFIX = "-pods"
 """No resource's name ends so: its Service would be the headless one of another resource."""
 
 
-def statefulset_name(name: str) -> str:
-    """The StatefulSet that runs the replicas; its pods are `NAME-0`, `NAME-1`, ..."""
+def workload_name(name: str) -> str:
+    """The Deployment that runs the replicas; its pods have names of Kubernetes' making and are found by labels."""
     return name
 
 
@@ -59,7 +62,7 @@ def service_name(name: str) -> str:
 
 
 def headless_service_name(name: str) -> str:
-    """The headless Service that gives each pod its own DNS name."""
+    """The headless Service whose DNS name has the address of each pod, ready or not."""
     return f"{name}{HEADLESS_SUFFIX}"
 
 
@@ -69,13 +72,26 @@ def config_map_name(name: str) -> str:
 
 
 def service_account_name(name: str) -> str:
-    """The ServiceAccount of the served pods and of the inspection Job; it is given no rights."""
-    return name
+    """The ServiceAccount of the served pods and of the inspection Job; it is given no rights.
+
+    Not the bare name: every namespace has an account `default`, some have others, and a resource may be called so.
+    """
+    return f"{name}-runtime"
 
 
 def claim_name(name: str) -> str:
     """The PersistentVolumeClaim of the storage tier, when the operator creates it."""
     return f"{name}-kv"
+
+
+def pod_disruption_budget_name(name: str) -> str:
+    """The PodDisruptionBudget of the served pods."""
+    return name
+
+
+def network_policy_name(name: str) -> str:
+    """The NetworkPolicy of the served pods."""
+    return name
 
 
 def inspection_job_name(name: str, digest: str) -> str:

@@ -127,6 +127,12 @@ class SpecCacheDeployment(BaseModel):
         """The model's name for clients, with the default filled in."""
         return self.spec.model.served_name or self.name
 
+    @property
+    def storage_claim(self) -> str | None:
+        """Name of the claim of the storage tier, be it named or created; None without a storage tier."""
+        storage = self.spec.kv_cache.storage
+        return None if storage is None else storage.persistent_volume_claim.claim_name or names.claim_name(self.name)
+
 
 _NULL = "has no value (null); give one, or remove the field"
 

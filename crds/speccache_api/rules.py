@@ -121,6 +121,10 @@ def broken_rules(model: SpecModel, path: str) -> Iterator[tuple[str, str]]:
         value = getattr(model, name)
         if isinstance(value, SpecModel):
             yield from broken_rules(value, f"{path}.{field.alias}")
+        elif isinstance(value, list):
+            for number, item in enumerate(value):
+                if isinstance(item, SpecModel):
+                    yield from broken_rules(item, f"{path}.{field.alias}[{number}]")
 
 
 def _cel_text(text: str) -> str:

@@ -13,6 +13,7 @@ from speccache_api.quantity import parse_amount
 from speccache_api.rules import Rule, SpecModel
 from speccache_api.spec_cache import KVCache
 from speccache_api.spec_model import DeclaredGeometry, DraftModel, Model, Speculative
+from speccache_api.spec_policies import NetworkPolicy, PodDisruptionBudget
 from speccache_api.uris import builtin_name
 
 Device = Literal["cpu", "cuda"]
@@ -166,7 +167,7 @@ def _fitting_draft(spec: Spec) -> bool:
 
 def _shareable(spec: Spec) -> bool:
     storage = spec.kv_cache.storage
-    if spec.replicas <= 1 or storage is None or not storage.persistent_volume_claim.created:
+    if spec.wanted_replicas <= 1 or storage is None or not storage.persistent_volume_claim.created:
         return True
     return "ReadWriteMany" in storage.persistent_volume_claim.modes
 
@@ -179,11 +180,16 @@ class Spec(SpecModel):
     kv_cache: KVCache
     memory: Memory = Field(default_factory=Memory, json_schema_extra={"default": {}})
     parallelism: Parallelism = Field(default_factory=Parallelism, json_schema_extra={"default": {}})
-    replicas: Annotated[int, Field(ge=0, le=1000)] = 1
-    """Pods that serve, each with its own device and host tier; they share the storage tier. Default 1; 0 stops serving.
+    replicas: Annotated[int, Field(ge=0, le=1000)] | None = None
+    """Pods that serve, each with its own device and host tier; they share the storage tier. 0 stops serving. Without it
+    1 is wanted; give it where an autoscaler is to read it, for which the scale subresource needs a number.
     """
     drain: Drain = Field(default_factory=Drain, json_schema_extra={"default": {}})
     resources: Resources | None = None
+    pod_disruption_budget: PodDisruptionBudget | None = None
+    """How many pods may be evicted at the same time. Default: no budget."""
+    network_policy: NetworkPolicy | None = None
+    """Who may reach the pods. Default: no policy, hence everybody who has a way."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -259,7 +265,7 @@ class Spec(SpecModel):
             at=".speculative.draftModel.uri",
         ),
         Rule(
-            cel="self.replicas <= 1 || !has(self.kvCache.storage)"
+            cel="!has(self.replicas) || self.replicas <= 1 || !has(self.kvCache.storage)"
             " || has(self.kvCache.storage.persistentVolumeClaim.claimName)"
             " || (has(self.kvCache.storage.persistentVolumeClaim.accessModes)"
             " && 'ReadWriteMany' in self.kvCache.storage.persistentVolumeClaim.accessModes)",
@@ -268,6 +274,11 @@ class Spec(SpecModel):
             at=".kvCache.storage.persistentVolumeClaim",
         ),
     )
+
+    @property
+    def wanted_replicas(self) -> int:
+        """`replicas`, with the default filled in."""
+        return 1 if self.replicas is None else self.replicas
 
     @property
     def device(self) -> Device:

@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from speccache_api import names
 from speccache_api.resource import SpecCacheDeployment
 
 READY = "Ready"
@@ -19,8 +18,18 @@ CONFIG_VALID = "ConfigValid"
 MODEL_INSPECTED = "ModelInspected"
 MEMORY_SIZED = "MemorySized"
 STORAGE_READY = "StorageReady"
+CHILDREN_APPLIED = "ChildrenApplied"
 PROGRESSING = "Progressing"
-CONDITION_TYPES = (READY, CONFIG_VALID, MODEL_INSPECTED, MEMORY_SIZED, STORAGE_READY, PROGRESSING)
+CONDITION_TYPES = (
+    READY,
+    CONFIG_VALID,
+    MODEL_INSPECTED,
+    MEMORY_SIZED,
+    STORAGE_READY,
+    CHILDREN_APPLIED,
+    PROGRESSING,
+)
+"""In the order in which they are shown; between Ready and Progressing, also in which they are to be mended."""
 
 Text = Annotated[str, Field(max_length=253)]
 QuantityText = Annotated[str, Field(max_length=32)]
@@ -37,7 +46,7 @@ class Condition(StatusModel):
     """One aspect of the resource, in the form of all Kubernetes conditions."""
 
     type: Annotated[str, Field(max_length=316)]
-    """Ready, ConfigValid, ModelInspected, MemorySized, StorageReady or Progressing."""
+    """Ready, ConfigValid, ModelInspected, MemorySized, StorageReady, ChildrenApplied or Progressing."""
     status: Literal["True", "False", "Unknown"]
     """Whether the condition holds."""
     reason: Annotated[str, Field(min_length=1, max_length=1024)]
@@ -115,9 +124,8 @@ def summary(resource: SpecCacheDeployment) -> dict[str, str]:
     result = {"model": _last_part(spec.model.uri)}
     if spec.draft is not None:
         result["draft"] = _last_part(spec.draft.uri)
-    if spec.kv_cache.storage is not None:
-        claim = spec.kv_cache.storage.persistent_volume_claim
-        result["storage"] = claim.claim_name or names.claim_name(resource.name)
+    if resource.storage_claim is not None:
+        result["storage"] = resource.storage_claim
     return result
 
 

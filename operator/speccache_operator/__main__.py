@@ -5,8 +5,9 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
-from speccache_operator import app, logs, settings
+from speccache_operator import app, logs
 from speccache_operator.errors import SettingsError
+from speccache_operator.process import settings
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

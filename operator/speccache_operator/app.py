@@ -14,18 +14,19 @@ from typing import Any
 
 import kopf
 
-from speccache_operator import handlers, health
+from speccache_operator.children.context import RuntimeImage
 from speccache_operator.cluster import KubernetesCluster, wait_until_served
-from speccache_operator.context import RuntimeImage
-from speccache_operator.controller import RECONCILE_TIMEOUT, Controller
 from speccache_operator.errors import LeadershipLost
 from speccache_operator.kinds import LEASE, RESOURCE, Key, Ref
-from speccache_operator.leader import Elector
 from speccache_operator.logs import fields
+from speccache_operator.loop import handlers
+from speccache_operator.loop.controller import RECONCILE_TIMEOUT, Controller
+from speccache_operator.loop.reconcile import Reconciler
+from speccache_operator.loop.watching import Wakeups
 from speccache_operator.metrics import Metrics
-from speccache_operator.reconcile import Reconciler
-from speccache_operator.settings import Settings
-from speccache_operator.watching import Wakeups
+from speccache_operator.process import health
+from speccache_operator.process.leader import Elector
+from speccache_operator.process.settings import Settings
 
 logger = logging.getLogger(__name__)
 

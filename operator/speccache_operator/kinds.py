@@ -36,21 +36,22 @@ class Kind:
 
 
 RESOURCE = Kind(f"{names.API_GROUP}/{names.VERSION}", names.KIND, names.PLURAL)
+DEPLOYMENT = Kind("apps/v1", "Deployment", "deployments")
 STATEFUL_SET = Kind("apps/v1", "StatefulSet", "statefulsets")
 JOB = Kind("batch/v1", "Job", "jobs")
 CONFIG_MAP = Kind("v1", "ConfigMap", "configmaps")
 SERVICE = Kind("v1", "Service", "services")
 SERVICE_ACCOUNT = Kind("v1", "ServiceAccount", "serviceaccounts")
 CLAIM = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+POD_DISRUPTION_BUDGET = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
+NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 POD = Kind("v1", "Pod", "pods")
 NODE = Kind("v1", "Node", "nodes", namespaced=False)
+VOLUME = Kind("v1", "PersistentVolume", "persistentvolumes", namespaced=False)
 EVENT = Kind("v1", "Event", "events")
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 
-_BY_TYPE = {
-    (kind.api_version, kind.name): kind
-    for kind in (RESOURCE, STATEFUL_SET, JOB, CONFIG_MAP, SERVICE, SERVICE_ACCOUNT, CLAIM, POD, NODE, EVENT, LEASE)
-}
+_BY_TYPE = {(kind.api_version, kind.name): kind for kind in list(globals().values()) if isinstance(kind, Kind)}
 
 
 def kind_of(obj: Object) -> Kind:

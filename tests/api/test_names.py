@@ -7,21 +7,22 @@ import pytest
 from speccache_api import names
 
 _LONGEST = "a" * names.MAX_NAME_LENGTH
-_SUFFIX_OF_JOB_PODS = "-abcde"
-_SUFFIX_OF_REVISIONS = "-0123456789"
+_SUFFIX_OF_PODS = "-abcde"
+_SUFFIX_OF_REPLICA_SETS = "-0123456789"
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        names.statefulset_name(_LONGEST) + _SUFFIX_OF_REVISIONS,
-        names.statefulset_name(_LONGEST) + "-999",
+        names.workload_name(_LONGEST) + _SUFFIX_OF_REPLICA_SETS + _SUFFIX_OF_PODS,
         names.service_name(_LONGEST),
         names.headless_service_name(_LONGEST),
         names.config_map_name(_LONGEST),
         names.service_account_name(_LONGEST),
         names.claim_name(_LONGEST),
-        names.inspection_job_name(_LONGEST, "0123456789abcdef") + _SUFFIX_OF_JOB_PODS,
+        names.pod_disruption_budget_name(_LONGEST),
+        names.network_policy_name(_LONGEST),
+        names.inspection_job_name(_LONGEST, "0123456789abcdef") + _SUFFIX_OF_PODS,
     ],
 )
 def test_every_name_is_a_label_and_a_service_name(name: str) -> None:

@@ -36,7 +36,7 @@ def test_defaults() -> None:
     resource = SpecCacheDeployment.from_yaml(_MINIMAL)
     spec = resource.spec
     assert (resource.name, resource.namespace, resource.served_name) == ("tiny", "chat", "tiny")
-    assert (spec.device, spec.replicas, spec.draft) == ("cpu", 1, None)
+    assert (spec.device, spec.replicas, spec.wanted_replicas, spec.draft) == ("cpu", None, 1, None)
     assert (spec.kv_cache.dtype, spec.kv_cache.page_size, spec.kv_cache.storage) == ("Auto", 64, None)
     assert spec.kv_cache.host.size == 2**30
     assert (spec.memory.policy, spec.memory.overhead) == ("Auto", None)

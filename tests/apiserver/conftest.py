@@ -1,6 +1,7 @@
 """What the tests of this folder share: kubectl against a real API server that knows the CRD. Nothing runs there."""
 
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,9 +27,12 @@ def api(kubectl_run: Kubectl) -> Kubectl:
     """`kubectl_run` once the CRD is served."""
     installed = kubectl_run("apply", "--server-side", "-f", str(_CRD))
     assert installed.returncode == 0, installed.stderr
-    served = kubectl_run("wait", "--for=condition=Established", "--timeout=30s", "-f", str(_CRD))
-    assert served.returncode == 0, served.stderr
-    return kubectl_run
+    deadline = time.monotonic() + 30
+    while True:  # `kubectl wait` fails at once while the API server has not written any condition yet
+        served = kubectl_run("wait", "--for=condition=Established", "--timeout=30s", "-f", str(_CRD))
+        if served.returncode == 0:
+            return kubectl_run
+        assert time.monotonic() < deadline, served.stderr
 
 
 @pytest.fixture(scope="session")

@@ -39,6 +39,18 @@ _URIS = [
     "hf://a",
 ]
 _AMOUNTS: list[Any] = ["1", 1, "2", "500m", "1.5", "1e3", "two", True]
+_CIDRS = ["10.0.0.0/8", "10.0.0.1/8", "0.0.0.0/0", "10.0.0.0/33", "010.0.0.0/8", "10.0.0/8", "256.0.0.0/8", "10.0.0.1"]
+_CIDRS += [
+    "fd00::/8",
+    "::/0",
+    "fd00::1::/64",
+    "::ffff:10.0.0.0/104",
+    "fd00::/129",
+    "1:2:3:4:5:6:7:8/64",
+    "1:2/64",
+    ":/8",
+]
+_LABELS = ["app", "a.b/c", "kubernetes.io/metadata.name", "-app", "a b", "x" * 63, "x" * 64, "a/b/c", "/a", "A.b/c", ""]
 
 _CHANGES: dict[str, list[Any]] = {
     "model.uri": _URIS,
@@ -71,6 +83,21 @@ _CHANGES: dict[str, list[Any]] = {
     "memory.policy": ["Auto", "Manual"],
     "memory.overhead": _SIZES,
     "replicas": [0, 2, 1000, 1001],
+    "podDisruptionBudget": [
+        {"minAvailable": value} for value in (0, 1, 1000, 1001, -1, "0%", "100%", "101%", "1", "%", 1.5, True)
+    ],
+    "podDisruptionBudget.maxUnavailable": [1, "50%", -1],
+    "networkPolicy": [{}, {"egress": "Deny"}, {"egress": "deny"}],
+    "networkPolicy.allowFrom": [
+        *([{"ipBlock": {"cidr": cidr}}] for cidr in _CIDRS),
+        *([{"podSelector": {"matchLabels": {key: "x"}}}] for key in _LABELS),
+        *([{"namespaceSelector": {"matchLabels": {"a": value}}}] for value in ("", "x", "-x", "x" * 63, "x" * 64)),
+        [{"podSelector": {}, "namespaceSelector": {}}],
+        [{}],
+        [],
+        [{"podSelector": {}}] * 8,
+        [{"podSelector": {}}] * 9,
+    ],
     "drain.flushTimeoutSeconds": [0, 3600, 3601],
     "resources.limits.cpu": _AMOUNTS,
     "resources.limits.memory": ["8Gi", 2**30],
@@ -108,12 +135,30 @@ def _is_right(resource: dict[str, Any]) -> bool:
     return True
 
 
+def _single(number: int, path: str, value: Any) -> dict[str, Any]:
+    """The first right resource with one change."""
+    resource: dict[str, Any] = deepcopy(_BASES[0])
+    resource["metadata"] = {"name": f"random-{number}", "namespace": "default"}
+    _change(resource["spec"], path, value)
+    return resource
+
+
+def test_one_verdict_for_every_value(apply: Any) -> None:
+    changes = [(path, value) for path, values in _CHANGES.items() for value in values]
+    _judge_alike([_single(number, *change) for number, change in enumerate(changes)], apply)
+
+
 def test_one_verdict_for_every_resource(apply: Any) -> None:
     choose = random.Random(_SEED)
-    resources = [_resource(number, choose) for number in range(_RESOURCES)]
+    accepted = _judge_alike([_resource(number, choose) for number in range(_RESOURCES)], apply)
+    assert _RESOURCES / 5 < len(accepted) < _RESOURCES * 3 / 4, "the mix of right and wrong is too one-sided"
+
+
+def _judge_alike(resources: list[dict[str, Any]], apply: Any) -> set[str]:
+    """Names of the accepted ones."""
     answer = apply("--dry-run=server", stdin="\n---\n".join(map(json.dumps, resources)))
     accepted = set(re.findall(r"/(random-\d+) serverside-applied", answer.stdout))
     ours = {resource["metadata"]["name"] for resource in resources if _is_right(resource)}
     by_name = {resource["metadata"]["name"]: resource["spec"] for resource in resources}
     assert [by_name[name] for name in sorted(accepted ^ ours)] == []
-    assert _RESOURCES / 5 < len(accepted) < _RESOURCES * 3 / 4, "the mix of right and wrong is too one-sided"
+    return accepted

@@ -149,10 +149,25 @@ def test_status_columns_and_scale(stored: str, api: Any, apply: Any) -> None:
     memory = status["memory"]["limit"]
     assert row.split()[:-1] == [stored, "False", "ReplicasStarting", "tiny", "2", memory, f"{stored}-kv"]
 
-    raw = api("get", "--raw", f"/apis/{names.API_VERSION}/namespaces/default/{names.PLURAL}/{stored}/scale").stdout
-    scale = json.loads(raw)
+    assert api("scale", names.PLURAL, stored, "--replicas=1").returncode == 0
+    scale = json.loads(_read_scale(api, stored).stdout)
     assert scale["spec"]["replicas"] == 1
     assert scale["status"] == {"replicas": 2, "selector": status["selector"]}
+
+
+def _read_scale(api: Any, name: str) -> Any:
+    return api("get", "--raw", f"/apis/{names.API_VERSION}/namespaces/default/{names.PLURAL}/{name}/scale")
+
+
+def test_without_replicas_the_scale_can_be_written_and_not_read(stored: str, api: Any) -> None:
+    """An autoscaler reads it before it writes: the field's description says to give a number then."""
+    assert "replicas" not in _get(api, stored)["spec"]
+    answer = _read_scale(api, stored)
+    assert answer.returncode != 0
+    assert ".spec.replicas" in answer.stderr
+    assert api("scale", names.PLURAL, stored, "--replicas=0").returncode == 0
+    assert _get(api, stored)["spec"]["replicas"] == 0
+    assert _read_scale(api, stored).returncode == 0
 
 
 def test_scaling_by_the_subresource(stored: str, api: Any) -> None:
@@ -170,6 +185,7 @@ def test_the_scale_subresource_is_bound_by_the_rules(api: Any, apply: Any) -> No
 
 
 def test_a_status_write_cannot_change_the_spec(stored: str, api: Any) -> None:
+    assert api("scale", names.PLURAL, stored, "--replicas=1").returncode == 0
     patch = {"spec": {"replicas": 9}, "status": {"replicas": 1}}
     answer = api("patch", names.PLURAL, stored, "--subresource=status", "--type=merge", "-p", json.dumps(patch))
     assert answer.returncode == 0, answer.stderr

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from speccache_operator import settings
+from speccache_operator.process import settings
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts/speccache"
@@ -127,9 +127,12 @@ def test_no_right_is_wild_or_over_secrets(values: tuple[str, ...], rendered: Any
         assert not {"secrets", "pods/exec", "roles", "clusterroles", "rolebindings"} & set(rule["resources"])
 
 
-def test_one_namespace_takes_no_cluster_rights_but_nodes(rendered: Any) -> None:
+def test_one_namespace_takes_no_cluster_rights_but_to_nodes_and_volumes(rendered: Any) -> None:
     cluster = [rule for kind, rule in _rules(rendered("speccache", "watchNamespace=m")) if kind == "ClusterRole"]
-    assert cluster == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]}]
+    assert cluster == [
+        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]},
+        {"apiGroups": [""], "resources": ["persistentvolumes"], "verbs": ["get"]},
+    ]
     kinds = {obj["kind"] for obj in rendered("speccache", "watchNamespace=m", "checkNodes=false")}
     assert not {"ClusterRole", "ClusterRoleBinding"} & kinds
 

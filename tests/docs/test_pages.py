@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from speccache_api.resource import SpecCacheDeployment
-from speccache_operator.conditions import Reason
+from speccache_operator.decide.conditions import Reason
 from speccache_runtime.cli import _parser
 
 ROOT = Path(__file__).parents[2]

@@ -75,6 +75,7 @@ def test_every_condition_is_good(tiny):
         "ModelInspected": "True",
         "MemorySized": "True",
         "StorageReady": "True",
+        "ChildrenApplied": "True",
         "Progressing": "False",
     }
     assert conditions(tiny)["Progressing"]["reason"] == "Complete"
@@ -122,7 +123,7 @@ def test_scale_finds_the_pods(stage, tiny):
     scale = json.loads(stage.venue.kubectl("get", "--raw", path))
     assert scale["spec"]["replicas"] == scale["status"]["replicas"] == 1
     (pod,) = stage.venue.kubectl.list("pods", stage.namespace, scale["status"]["selector"])
-    assert pod["metadata"]["name"] == "tiny-0"
+    assert pod["metadata"]["uid"] == serving.pod_of(stage.venue, stage.namespace, "tiny")["metadata"]["uid"]
 
 
 @pytest.fixture
@@ -195,14 +196,14 @@ def test_a_change_that_the_pod_does_not_see_leaves_it_alone(stage, cold):
     """Retention is a matter of the claim's owner only."""
     kubectl, namespace = stage.venue.kubectl, stage.namespace
     pod = serving.pod_of(stage.venue, namespace, "tiny")
-    generation = kubectl.must_get("statefulset", "tiny", namespace)["metadata"]["generation"]
+    generation = kubectl.must_get("deployment", "tiny", namespace)["metadata"]["generation"]
     for retention, owners in (("Retain", 0), ("Delete", 1)):
         kubectl.patch(SCD, "tiny", namespace, {"spec": {"kvCache": {"storage": {"retention": retention}}}})
         stage.settled("tiny")
         claim = kubectl.must_get("pvc", "tiny-kv", namespace)
         assert len(claim["metadata"].get("ownerReferences", ())) == owners
     assert serving.pod_of(stage.venue, namespace, "tiny")["metadata"]["uid"] == pod["metadata"]["uid"]
-    assert kubectl.must_get("statefulset", "tiny", namespace)["metadata"]["generation"] == generation
+    assert kubectl.must_get("deployment", "tiny", namespace)["metadata"]["generation"] == generation
 
 
 def test_the_successor_gets_the_prompts_from_storage(restored):
@@ -231,7 +232,7 @@ def test_a_change_of_the_wire_document_has_rolled_the_pod(stage, withheld):
     config = stage.venue.kubectl.must_get("configmap", "tiny-wire", stage.namespace)
     assert json.loads(config["data"][names.WIRE_KEY])["kvCache"]["storage"]["missingDraft"] == "Degrade"
     pod = serving.pod_of(stage.venue, stage.namespace, "tiny")
-    template = stage.venue.kubectl.must_get("statefulset", "tiny", stage.namespace)["spec"]["template"]
+    template = stage.venue.kubectl.must_get("deployment", "tiny", stage.namespace)["spec"]["template"]
     digest = template["metadata"]["annotations"][names.ANNOTATION_WIRE_HASH]
     assert pod["metadata"]["annotations"][names.ANNOTATION_WIRE_HASH] == digest
 
@@ -258,6 +259,7 @@ def test_a_deleted_pod_finishes_its_requests_and_keeps_what_it_computed(stage, w
         finished = [answer.result() for answer in answers]
     assert [answer.completion_tokens for answer in finished] == [IN_FLIGHT_TOKENS] * IN_FLIGHT
     serving.wait_pod(stage.venue, stage.namespace, "tiny", not_uid=old["metadata"]["uid"])
+    stage.venue.kubectl.until_gone("pod", old["metadata"]["name"], stage.namespace, seconds=120)
     with reach.service(stage.venue, stage.namespace, "tiny") as url:
         for text, before in zip(texts, finished, strict=True):
             after = complete(url, "tiny", text + before.text, 1)

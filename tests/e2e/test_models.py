@@ -65,7 +65,7 @@ def test_a_broken_model_is_told_in_one_line(stage, models):
         assert "config.json" in message
         assert "\n" not in message
         assert conditions(broken)["Ready"]["reason"] == "InspectionFailed"
-        assert stage.venue.kubectl.get("statefulset", "broken", stage.namespace) is None
+        assert stage.venue.kubectl.get("deployment", "broken", stage.namespace) is None
 
 
 def test_a_target_alone_gives_the_same_text(stage, tiny, sample):

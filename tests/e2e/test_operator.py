@@ -23,10 +23,10 @@ def idle(stage):
 def test_a_rollout_ends_well_when_its_operator_is_killed_in_the_middle(stage, tiny):
     kubectl, namespace = stage.venue.kubectl, stage.namespace
     (operator,) = release.operator_pods(stage.venue)
-    before = kubectl.must_get("statefulset", "tiny", namespace)["metadata"]["generation"]
+    before = kubectl.must_get("deployment", "tiny", namespace)["metadata"]["generation"]
     kubectl.patch(SCD, "tiny", namespace, {"spec": {"speculative": {"numSteps": 5, "numDraftTokens": 6}}})
     kubectl.until(
-        "statefulset",
+        "deployment",
         "tiny",
         lambda found: found["metadata"]["generation"] > before,
         namespace=namespace,
@@ -40,7 +40,7 @@ def test_a_rollout_ends_well_when_its_operator_is_killed_in_the_middle(stage, ti
     assert successor["metadata"]["uid"] != operator["metadata"]["uid"]
     wire = json.loads(kubectl.must_get("configmap", "tiny-wire", namespace)["data"][names.WIRE_KEY])
     assert wire["speculative"]["numSteps"] == 5
-    template = kubectl.must_get("statefulset", "tiny", namespace)["spec"]["template"]
+    template = kubectl.must_get("deployment", "tiny", namespace)["spec"]["template"]
     pod = serving.pod_of(stage.venue, namespace, "tiny")
     assert pod["metadata"]["annotations"] == template["metadata"]["annotations"]
 
@@ -53,11 +53,11 @@ def test_a_resource_can_be_deleted_while_no_operator_runs(stage, idle):
     try:
         kubectl.delete(SCD, idle, namespace)
         for kind, name in (
-            ("statefulset", idle),
+            ("deployment", idle),
             ("service", idle),
             ("service", f"{idle}-pods"),
             ("configmap", f"{idle}-wire"),
-            ("serviceaccount", idle),
+            ("serviceaccount", f"{idle}-runtime"),
             ("pvc", f"{idle}-kv"),
         ):
             kubectl.until_gone(kind, name, namespace, seconds=30)

@@ -11,7 +11,7 @@ def test_more_memory_than_any_node_has(stage):
         stage.note(f"more than any node has: {message}")
         assert "spec.kvCache.host" in message
         assert conditions(huge)["Ready"]["reason"] == "ExceedsNodeAllocatable"
-        assert stage.venue.kubectl.get("statefulset", "huge", stage.namespace) is None
+        assert stage.venue.kubectl.get("deployment", "huge", stage.namespace) is None
         assert stage.pods("huge") == []
 
 
@@ -20,7 +20,7 @@ def test_a_claim_that_is_missing_and_then_made(stage):
     with stage.applied(resource("late", kvCache={"storage": storage}, replicas=0)):
         late = stage.refused("late", "StorageReady", "ClaimNotFound")
         assert "claimName" in conditions(late)["StorageReady"]["message"]
-        assert stage.venue.kubectl.get("statefulset", "late", stage.namespace) is None
+        assert stage.venue.kubectl.get("deployment", "late", stage.namespace) is None
 
         def is_mended(obj) -> bool:
             return holds(obj, "StorageReady") and has_reason(obj, "Ready", "False", "ScaledToZero")

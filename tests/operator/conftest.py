@@ -4,7 +4,8 @@ In: deciding, building, queueing, electing. Out: what an API server makes of it 
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,10 +14,15 @@ import pytest
 from speccache_api import names
 from speccache_api.geometry import Inspection, KVGeometry, ModelFacts
 from speccache_api.resource import SpecCacheDeployment
-from speccache_operator.context import RuntimeImage
-from speccache_operator.kinds import Key, Object, Ref
-from speccache_operator.observed import Observed
-from speccache_operator.plan import Plan, judge, make_plan
+from speccache_operator.children.context import RuntimeImage
+from speccache_operator.decide import verdict
+from speccache_operator.decide.conditions import Condition
+from speccache_operator.decide.drift import spec_drifted
+from speccache_operator.decide.judge import judge
+from speccache_operator.decide.plan import Plan, make_plan
+from speccache_operator.decide.steps import Apply, Cause, Delete, Outcome, Scale
+from speccache_operator.kinds import Object, Ref
+from speccache_operator.observe.observed import Observed
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 
@@ -68,15 +74,63 @@ def resource(raw: Any) -> Callable[..., SpecCacheDeployment]:
     return lambda **fields: SpecCacheDeployment.parse(raw(**fields))
 
 
-@pytest.fixture
-def plan(image: RuntimeImage) -> Callable[..., Plan]:
-    """Plan for a plain resource in an observed state."""
+@dataclass(frozen=True)
+class Pass:
+    """A plan, and the conditions after an API server took everything as it was sent."""
 
-    def make(resource: dict[str, Any], observed: Observed | None = None, now: datetime = NOW) -> Plan:
-        key = Key(resource["metadata"]["namespace"], resource["metadata"]["name"])
-        return make_plan(key, judge(resource), observed or Observed(), image, now)
+    plan: Plan
+    conditions: tuple[Condition, ...]
+
+    @property
+    def apply(self) -> tuple[Apply, ...]:
+        return self.plan.apply
+
+    @property
+    def scale(self) -> Scale | None:
+        return self.plan.scale
+
+    @property
+    def delete(self) -> tuple[Delete, ...]:
+        return self.plan.delete
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return self.plan.facts
+
+    @property
+    def again_after(self) -> float | None:
+        return self.plan.again_after
+
+
+@pytest.fixture
+def plan(image: RuntimeImage) -> Callable[..., Pass]:
+    """Plan for a plain resource in an observed state, and what is said of it."""
+
+    def make(resource: dict[str, Any], observed: Observed | None = None, now: datetime = NOW) -> Pass:
+        judged, observed = judge(resource), observed or Observed()
+        made = make_plan(judged, observed, image, now)
+        return Pass(made, verdict.conditions(judged, made, _outcome(made, observed), observed, now))
 
     return make
+
+
+def _outcome(plan: Plan, observed: Observed) -> Outcome:
+    """An API server raises the generation of what really changes; the status is the controllers' and stays."""
+    objects: dict[Ref, Object] = {}
+    for step in plan.apply:
+        ref = Ref.of(step.obj)
+        live = observed.at(ref)
+        generation = live["metadata"]["generation"] if live is not None else 0
+        if live is None or step.cause is Cause.UPDATED or spec_drifted(live, step.obj):
+            generation += 1
+        meta = {**step.obj["metadata"], "generation": generation}
+        objects[ref] = {**step.obj, "metadata": meta, "status": live.get("status", {}) if live is not None else {}}
+    if plan.scale is not None:
+        live = objects.get(plan.scale.ref) or observed.at(plan.scale.ref)
+        assert live is not None
+        meta = {**live["metadata"], "generation": live["metadata"]["generation"] + 1}
+        objects[plan.scale.ref] = {**live, "metadata": meta}
+    return Outcome(objects)
 
 
 @pytest.fixture
@@ -100,11 +154,11 @@ def live() -> Callable[..., Object]:
 def applied(live: Any) -> Callable[..., Observed]:
     """The state after a plan was carried out and the controllers did their work.
 
-    `ready` pods of the StatefulSet are ready; `pods`, `claims` and `nodes` are added as they are.
+    `ready` pods of the Deployment are ready; `pods`, `claims` and `nodes` are added as they are.
     """
 
     def make(
-        plan: Plan, *, ready: int = 1, pods: tuple[Object, ...] = (), nodes: Any = None, **claims: Object
+        plan: Pass, *, ready: int = 1, pods: tuple[Object, ...] = (), nodes: Any = None, **claims: Object
     ) -> Observed:
         children: dict[Ref, Object] = {}
         inspections = []
@@ -116,7 +170,7 @@ def applied(live: Any) -> Callable[..., Observed]:
                 children[Ref.of(obj)] = obj
             if obj["kind"] == "PersistentVolumeClaim":
                 claims[obj["metadata"]["name"]] = obj
-        return Observed(children, tuple(inspections), pods, claims, nodes)
+        return Observed(children, tuple(inspections), pods, claims, nodes=nodes)
 
     return make
 
@@ -124,22 +178,21 @@ def applied(live: Any) -> Callable[..., Observed]:
 def _status(obj: Object, ready: int) -> dict[str, Any]:
     if obj["kind"] == "PersistentVolumeClaim":
         return {"phase": "Bound"}
-    if obj["kind"] != "StatefulSet":
+    if obj["kind"] != "Deployment":
         return {}
     wanted = obj["spec"]["replicas"]
-    revisions = {"currentRevision": "a", "updateRevision": "a"}
-    counts = {"replicas": wanted, "readyReplicas": ready, "updatedReplicas": wanted}
-    return {"observedGeneration": 1, **revisions, **counts}
+    return {"observedGeneration": 1, "replicas": wanted, "readyReplicas": ready, "updatedReplicas": wanted}
 
 
 @pytest.fixture
 def pod() -> Callable[..., Object]:
-    """A pod of the StatefulSet `chat`, or of the object with the uid `owner`."""
+    """A pod of the resource `chat` with this uid, or one whose controller has the uid `owner`."""
 
     def make(
         name: str = "chat-0",
         *,
-        owner: str = "StatefulSet-chat",
+        owner: str = "ReplicaSet-chat",
+        resource: str = "u-1",
         component: str = names.COMPONENT_SERVER,
         ready: bool = False,
         phase: str = "Running",
@@ -151,6 +204,8 @@ def pod() -> Callable[..., Object]:
         if container:
             status["containerStatuses"] = [{"name": "runtime", "image": "runtime:1", **container}]
         labels = names.object_labels("chat", component)
+        if component == names.COMPONENT_SERVER:
+            labels[names.LABEL_RESOURCE_UID] = resource
         reference = {"kind": "X", "name": "x", "uid": owner, "controller": True}
         meta = {"name": name, "uid": name, "resourceVersion": "1", "labels": labels, "ownerReferences": [reference]}
         return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "status": status}
@@ -184,6 +239,6 @@ def inspected() -> Inspection:
 
 
 @pytest.fixture
-def condition() -> Callable[[Plan, str], Any]:
+def condition() -> Callable[[Pass, str], Any]:
     """The condition of a type in a plan."""
     return lambda plan, kind: next(c for c in plan.conditions if c.type == kind)

@@ -8,11 +8,11 @@ import pytest
 
 from speccache_api import names
 from speccache_api.geometry import Inspection, builtin_facts
-from speccache_operator import inspection, memory, storage
+from speccache_operator.children.context import RuntimeImage
 from speccache_operator.children.inspection_record import RECORD_KEY
-from speccache_operator.conditions import Reason
-from speccache_operator.context import RuntimeImage
-from speccache_operator.observed import NodeCapacity, Observed
+from speccache_operator.decide import inspection, memory, sharing, storage
+from speccache_operator.decide.conditions import Reason
+from speccache_operator.observe.observed import NodeCapacity, Observed
 
 GIB = 2**30
 ON_CLAIMS = {
@@ -96,9 +96,9 @@ def test_the_builtin_pair_is_known(resource: Any, image: RuntimeImage, now: Any)
     assert finding.wanted is None
 
 
-def test_declared_geometry_is_taken(resource: Any, image: RuntimeImage, now: Any) -> None:
+def test_declared_geometry_is_taken(resource: Any, image: RuntimeImage, now: Any, models: Any) -> None:
     fields = {"spec.model": {"uri": "pvc://models/a", "kvGeometry": GEOMETRY}, "spec.speculative": None}
-    finding = inspection.look(resource(**fields), Observed(), image, now)
+    finding = inspection.look(resource(**fields), Observed(claims=models), image, now)
     assert finding.condition.reason is Reason.GEOMETRY_DECLARED
     assert finding.inspection is not None
     assert finding.inspection.target.geometry.layers == 2
@@ -148,16 +148,16 @@ def test_an_unreadable_record_counts_as_none(look: Any, record: Any) -> None:
 
 
 def test_the_job_is_kept_until_its_result_is_recorded(
-    look: Any, resource: Any, job: Any, ended: Any, record: Any, inspected: Inspection, models: Any
+    resource: Any, image: Any, now: Any, job: Any, ended: Any, record: Any, inspected: Inspection, models: Any
 ) -> None:
     done = (job("Complete"),)
     pods = (ended(inspected.to_json()),)
     parsed = resource(**ON_CLAIMS)
     before = Observed(inspections=done, pods=pods, claims=models)
-    assert inspection.job_is_wanted(look(*done, pods=pods), before, parsed)
+    assert inspection.look(parsed, before, image, now).wanted.running
     both = (*done, record(inspected.to_json()))
     after = Observed(inspections=both, pods=pods, claims=models)
-    assert not inspection.job_is_wanted(look(*both, pods=pods), after, parsed)
+    assert not inspection.look(parsed, after, image, now).wanted.running
 
 
 @pytest.mark.parametrize("message", ["", "no model here", '{"target": {}}'])
@@ -219,6 +219,28 @@ def test_pods_of_another_job_are_not_listened_to(look: Any, job: Any, ended: Any
     stranger = ended(inspected.to_json())
     stranger["metadata"]["ownerReferences"][0]["uid"] = "older"
     assert look(job("Complete"), pods=[stranger]).inspection is None
+
+
+@pytest.mark.parametrize("known", [{}, {"kvGeometry": GEOMETRY}], ids=["to be inspected", "declared"])
+def test_a_missing_claim_is_told_whatever_is_known_of_the_model(
+    known: dict[str, Any], resource: Any, image: RuntimeImage, now: Any
+) -> None:
+    """Its pods could never start."""
+    fields = {"spec.model": {"uri": "pvc://models/a", **known}, "spec.speculative": None}
+    finding = inspection.look(resource(**fields), Observed(), image, now)
+    assert finding.condition.reason is Reason.MODEL_CLAIM_NOT_FOUND
+    assert "spec.model.uri: claim models" in finding.condition.message
+    assert finding.inspection is None
+
+
+def test_a_record_outlives_a_claim_that_is_missing_for_a_while(
+    resource: Any, image: RuntimeImage, now: Any, record: Any, inspected: Inspection
+) -> None:
+    state = Observed(inspections=(record(inspected.to_json()),))
+    finding = inspection.look(resource(**ON_CLAIMS), state, image, now)
+    assert finding.condition.reason is Reason.MODEL_CLAIM_NOT_FOUND
+    assert Inspection.from_json(finding.wanted.result) == inspected
+    assert not finding.wanted.running
 
 
 # MemorySized
@@ -331,3 +353,57 @@ def test_findings_are_values(resource: Any) -> None:
     finding = storage.look(resource(), Observed())
     with pytest.raises(dataclasses.FrozenInstanceError):
         finding.usable = False  # type: ignore[misc]
+
+
+# Sharing
+
+
+@pytest.fixture
+def volume() -> Any:
+    """A volume that these terms lead to; a term is (key, operator, values)."""
+
+    def make(*terms: tuple[str, str, list[str]]) -> dict[str, Any]:
+        selectors = [{"matchExpressions": [dict(zip(("key", "operator", "values"), t, strict=True))]} for t in terms]
+        affinity = {"nodeAffinity": {"required": {"nodeSelectorTerms": selectors}}} if terms else {}
+        return {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "v"}, "spec": affinity}
+
+    return make
+
+
+HOST = "kubernetes.io/hostname"
+
+
+@pytest.mark.parametrize(
+    ("modes", "terms", "shared"),
+    [
+        (["ReadWriteMany"], None, True),
+        (["ReadWriteOnce", "ReadWriteMany"], None, True),
+        (["ReadWriteOnce"], None, False),
+        (["ReadWriteOnce"], [], False),
+        (["ReadWriteOnce"], [(HOST, "In", ["n1"])], True),
+        (["ReadWriteOnce"], [(HOST, "In", ["n1"]), (HOST, "In", ["n1"])], True),
+        (["ReadWriteOnce"], [(HOST, "In", ["n1", "n2"])], False),
+        (["ReadWriteOnce"], [(HOST, "In", ["n1"]), (HOST, "In", ["n2"])], False),
+        (["ReadWriteOnce"], [(HOST, "In", ["n1"]), ("topology.kubernetes.io/zone", "In", ["z"])], False),
+        (["ReadWriteOnce"], [("topology.kubernetes.io/zone", "In", ["z"])], False),
+        (["ReadWriteOnce"], [(HOST, "NotIn", ["n1"])], False),
+        (["ReadWriteOncePod"], [(HOST, "In", ["n1"])], False),
+    ],
+    ids=str,
+)
+def test_which_claims_two_pods_can_mount(
+    modes: list[str], terms: Any, shared: bool, resource: Any, claim: Any, volume: Any
+) -> None:
+    volumes = {} if terms is None else {"mine": volume(*terms)}
+    state = Observed(claims={"mine": claim("mine", *modes)}, volumes=volumes)
+    assert sharing.look(resource(**NAMED), state) is shared
+    # The models' claims are mounted as well.
+    models = {"spec.model": {"uri": "pvc://mine/x"}, "spec.speculative": None}
+    assert sharing.look(resource(**models), state) is shared
+
+
+def test_sharing_without_claims_and_with_one_that_is_not_made_yet(resource: Any) -> None:
+    many = {"spec.kvCache.storage": {"persistentVolumeClaim": {"size": "1Gi", "accessModes": ["ReadWriteMany"]}}}
+    assert sharing.look(resource(), Observed())
+    assert not sharing.look(resource(**CREATED), Observed())
+    assert sharing.look(resource(**many), Observed())

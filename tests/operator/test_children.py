@@ -13,26 +13,34 @@ from speccache_api.wire import WireDocument, build_wire
 from speccache_operator.children import (
     claim,
     config_map,
+    deployment,
     headless_service,
     inspection_job,
     inspection_record,
+    network_policy,
+    pod_disruption_budget,
     service,
     service_account,
-    stateful_set,
 )
+from speccache_operator.children.answer import Answer
+from speccache_operator.children.context import BuildContext, InspectionJob, RuntimeImage, Sized
 from speccache_operator.children.inspection_record import RECORD_KEY
-from speccache_operator.context import BuildContext, InspectionJob, RuntimeImage, Sized
+from speccache_operator.children.table import CHILDREN, Part
+from speccache_operator.kinds import CLAIM
 
 BUILDERS = (
     claim,
     config_map,
+    deployment,
     headless_service,
     inspection_job,
     inspection_record,
+    network_policy,
+    pod_disruption_budget,
     service,
     service_account,
-    stateful_set,
 )
+ALL = {"spec.podDisruptionBudget": {"maxUnavailable": 1}, "spec.networkPolicy": {}}
 STORAGE = {"spec.kvCache.storage": {"persistentVolumeClaim": {"size": "1.5Gi"}}}
 ON_CLAIMS = {
     "spec.model": {"uri": "pvc://models/big/target"},
@@ -61,8 +69,8 @@ def _container(obj: Any) -> Any:
 
 def test_every_child_is_labelled_in_the_namespace_and_owned(context: Any) -> None:
     for builder in BUILDERS:
-        obj = builder.build(context(**STORAGE, **{"spec.model": {"uri": "pvc://m/x"}, "spec.speculative": None}))
-        assert obj is not None
+        obj = builder.build(context(**STORAGE, **ALL, **{"spec.model": {"uri": "pvc://m/x"}, "spec.speculative": None}))
+        assert not isinstance(obj, Answer)
         meta = obj["metadata"]
         assert meta["namespace"] == "demo"
         assert meta["labels"][names.LABEL_INSTANCE] == "chat"
@@ -72,35 +80,40 @@ def test_every_child_is_labelled_in_the_namespace_and_owned(context: Any) -> Non
             assert (owner["uid"], owner["controller"]) == ("u-1", True)
 
 
-@pytest.mark.parametrize("builder", [stateful_set, config_map], ids=["StatefulSet", "ConfigMap"])
-def test_what_is_not_sized_is_not_built(builder: Any, resource: Any) -> None:
-    assert builder.build(BuildContext(resource(), RuntimeImage("x"))) is None
+@pytest.mark.parametrize("builder", [deployment, config_map], ids=["Deployment", "ConfigMap"])
+def test_what_is_not_sized_is_left_as_it_is(builder: Any, resource: Any) -> None:
+    assert builder.build(BuildContext(resource(), RuntimeImage("x"))) is Answer.UNKNOWN
 
 
-@pytest.mark.parametrize("builder", [inspection_job, inspection_record])
-def test_what_is_not_inspected_is_not_built(builder: Any, resource: Any) -> None:
-    assert builder.build(BuildContext(resource(), RuntimeImage("x"))) is None
+@pytest.mark.parametrize("builder", [inspection_job, inspection_record, network_policy, pod_disruption_budget])
+def test_what_is_not_wanted_must_not_exist(builder: Any, resource: Any) -> None:
+    assert builder.build(BuildContext(resource(), RuntimeImage("x"))) is Answer.ABSENT
+
+
+def test_a_claim_is_never_to_be_deleted(context: Any, resource: Any) -> None:
+    assert claim.build(context()) is Answer.UNKNOWN
+    assert not any(child.deleted for child in CHILDREN if child.kind is CLAIM)
 
 
 def test_memory_is_the_computed_one_as_request_and_limit(context: Any) -> None:
     ctx = context(**{"spec.resources": {"limits": {"cpu": "4"}, "requests": {"cpu": "500m"}}})
     computed = format_bytes(ctx.sized.memory.limit)
-    resources = _container(stateful_set.build(ctx))["resources"]
+    resources = _container(deployment.build(ctx))["resources"]
     assert resources == {"limits": {"cpu": "4", "memory": computed}, "requests": {"cpu": "500m", "memory": computed}}
 
 
 def test_with_manual_memory_the_users_stand(context: Any) -> None:
     fields = {"spec.memory": {"policy": "Manual"}, "spec.resources": {"limits": {"memory": "3Gi"}}}
-    resources = _container(stateful_set.build(context(**fields)))["resources"]
+    resources = _container(deployment.build(context(**fields)))["resources"]
     assert resources == {"limits": {"memory": "3Gi"}, "requests": {}}
 
 
 def test_a_gpu_is_asked_for_as_given(context: Any) -> None:
-    resources = _container(stateful_set.build(context(**{"spec.resources": {"limits": {"nvidia.com/gpu": "1"}}})))
+    resources = _container(deployment.build(context(**{"spec.resources": {"limits": {"nvidia.com/gpu": "1"}}})))
     assert resources["resources"]["limits"]["nvidia.com/gpu"] == "1"
 
 
-@pytest.mark.parametrize("builder", [stateful_set, inspection_job])
+@pytest.mark.parametrize("builder", [deployment, inspection_job])
 def test_pods_meet_the_restricted_standard(builder: Any, context: Any) -> None:
     template = builder.build(context(**ON_CLAIMS, **STORAGE))["spec"]["template"]["spec"]
     assert template["automountServiceAccountToken"] is False
@@ -122,7 +135,7 @@ def test_pods_meet_the_restricted_standard(builder: Any, context: Any) -> None:
     assert all(kinds & set(volume) for volume in template["volumes"])
 
 
-@pytest.mark.parametrize("builder", [stateful_set, inspection_job])
+@pytest.mark.parametrize("builder", [deployment, inspection_job])
 def test_models_are_mounted_read_only_where_the_runtime_looks(builder: Any, context: Any) -> None:
     template = builder.build(context(**ON_CLAIMS))["spec"]["template"]["spec"]
     volumes = {volume["name"]: volume for volume in template["volumes"]}
@@ -130,7 +143,7 @@ def test_models_are_mounted_read_only_where_the_runtime_looks(builder: Any, cont
     for path, claim_name in ((names.TARGET_MODEL_PATH, "models"), (names.DRAFT_MODEL_PATH, "drafts")):
         assert mounts[path]["readOnly"] is True
         assert "subPath" not in mounts[path], "the kubelet would make a folder that does not exist"
-        assert volumes[mounts[path]["name"]]["persistentVolumeClaim"] == {"claimName": claim_name}
+        assert volumes[mounts[path]["name"]]["persistentVolumeClaim"] == {"claimName": claim_name, "readOnly": True}
 
 
 def test_one_claim_is_one_volume_however_often_it_is_mounted(context: Any) -> None:
@@ -142,7 +155,7 @@ def test_one_claim_is_one_volume_however_often_it_is_mounted(context: Any) -> No
             "spec.kvCache.storage": {"persistentVolumeClaim": {"claimName": "all"}},
         }
     )
-    template = stateful_set.build(ctx)["spec"]["template"]["spec"]
+    template = deployment.build(ctx)["spec"]["template"]["spec"]
     volumes = [volume for volume in template["volumes"] if "persistentVolumeClaim" in volume]
     assert volumes == [{"name": "claim-0", "persistentVolumeClaim": {"claimName": "all"}}]
     mounts = {m["mountPath"]: m for m in template["containers"][0]["volumeMounts"] if m["name"] == "claim-0"}
@@ -151,7 +164,7 @@ def test_one_claim_is_one_volume_however_often_it_is_mounted(context: Any) -> No
 
 
 def test_only_scratch_and_storage_can_be_written(context: Any) -> None:
-    container = _container(stateful_set.build(context(**ON_CLAIMS, **STORAGE)))
+    container = _container(deployment.build(context(**ON_CLAIMS, **STORAGE)))
     writable = {mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
     assert writable == {names.SCRATCH_PATH, names.STORAGE_PATH}
     assert {"name": "HOME", "value": names.SCRATCH_PATH} in container["env"]
@@ -161,7 +174,7 @@ def test_only_scratch_and_storage_can_be_written(context: Any) -> None:
 def test_the_runtime_is_told_by_the_wire_document_whose_digest_rolls_it(context: Any) -> None:
     ctx = context()
     document = WireDocument.from_json(config_map.build(ctx)["data"][names.WIRE_KEY])
-    obj = stateful_set.build(ctx)
+    obj = deployment.build(ctx)
     annotations = obj["spec"]["template"]["metadata"]["annotations"]
     assert annotations == {names.ANNOTATION_WIRE_HASH: document.digest()}
     assert _container(obj)["command"] == ["speccache-runtime", "serve", "--wire", names.WIRE_PATH]
@@ -170,12 +183,18 @@ def test_the_runtime_is_told_by_the_wire_document_whose_digest_rolls_it(context:
 
 
 def test_the_grace_period_covers_the_drain(context: Any) -> None:
-    obj = stateful_set.build(context(**{"spec.drain": {"requestTimeoutSeconds": 7, "flushTimeoutSeconds": 100}}))
+    obj = deployment.build(context(**{"spec.drain": {"requestTimeoutSeconds": 7, "flushTimeoutSeconds": 100}}))
     assert obj["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == 7 + 100 + 15
 
 
+def test_a_pod_serves_until_nobody_is_led_to_it(context: Any) -> None:
+    container = _container(deployment.build(context()))
+    assert container["lifecycle"]["preStop"] == {"sleep": {"seconds": deployment.FORGOTTEN_SECONDS}}
+    assert deployment.FORGOTTEN_SECONDS < deployment.SHUTDOWN_SECONDS
+
+
 def test_probes_ask_what_the_runtime_answers(context: Any) -> None:
-    container = _container(stateful_set.build(context()))
+    container = _container(deployment.build(context()))
     paths = {kind: container[kind]["httpGet"]["path"] for kind in ("startupProbe", "readinessProbe", "livenessProbe")}
     assert paths == {"startupProbe": "/ready", "readinessProbe": "/ready", "livenessProbe": "/health"}
     assert container["startupProbe"]["periodSeconds"] * container["startupProbe"]["failureThreshold"] >= 600
@@ -184,22 +203,21 @@ def test_probes_ask_what_the_runtime_answers(context: Any) -> None:
 
 def test_shared_memory_is_a_sized_volume_only_when_it_is_used(context: Any) -> None:
     ctx = context()
-    assert "/dev/shm" not in str(stateful_set.build(ctx))
+    assert "/dev/shm" not in str(deployment.build(ctx))
     sized = Sized(dataclasses.replace(ctx.sized.memory, shared_memory=64 * 2**20), ctx.sized.wire)
-    template = stateful_set.build(dataclasses.replace(ctx, sized=sized))["spec"]["template"]["spec"]
+    template = deployment.build(dataclasses.replace(ctx, sized=sized))["spec"]["template"]["spec"]
     assert {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}} in template["volumes"]
     assert {"name": "shared-memory", "mountPath": "/dev/shm"} in template["containers"][0]["volumeMounts"]
 
 
 def test_services_select_the_served_pods_only(context: Any) -> None:
     ctx = context()
-    labels = stateful_set.build(ctx)["spec"]["template"]["metadata"]["labels"]
+    labels = deployment.build(ctx)["spec"]["template"]["metadata"]["labels"]
     inspection = inspection_job.build(ctx)["spec"]["template"]["metadata"]["labels"]
     for builder in (service, headless_service):
         selector = builder.build(ctx)["spec"]["selector"]
         assert selector.items() <= labels.items()
         assert not selector.items() <= inspection.items()
-    assert stateful_set.build(ctx)["spec"]["serviceName"] == headless_service.build(ctx)["metadata"]["name"]
 
 
 @pytest.mark.parametrize(("retention", "owners"), [("Retain", 0), ("Delete", 1)])
@@ -223,7 +241,7 @@ def test_pull_secrets_are_on_the_service_account(context: Any) -> None:
     assert account["imagePullSecrets"] == [{"name": "one"}, {"name": "two"}]
     assert account["automountServiceAccountToken"] is False
     assert "imagePullSecrets" not in service_account.build(context())
-    assert _container(stateful_set.build(context(image)))["imagePullPolicy"] == "Always"
+    assert _container(deployment.build(context(image)))["imagePullPolicy"] == "Always"
 
 
 @pytest.mark.parametrize(
@@ -247,3 +265,70 @@ def test_the_record_holds_the_result_under_the_jobs_name(context: Any) -> None:
     obj = inspection_record.build(context())
     assert obj["data"] == {RECORD_KEY: "{}"}
     assert obj["metadata"]["name"] == "chat-inspect-1"
+
+
+@pytest.mark.parametrize(("shared", "strategy"), [(True, deployment.SURGE), (False, deployment.RECREATE)])
+def test_a_new_pod_serves_before_an_old_one_goes_where_both_can_mount_everything(
+    shared: bool, strategy: Any, context: Any
+) -> None:
+    spec = deployment.build(dataclasses.replace(context(), shared=shared))["spec"]
+    assert spec["strategy"] == strategy
+    assert deployment.SURGE["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    assert "replicas" not in spec, "how many there are to be is apart from the template"
+
+
+def test_pods_know_their_resource_and_the_selector_does_not(context: Any) -> None:
+    spec = deployment.build(context())["spec"]
+    assert spec["template"]["metadata"]["labels"][names.LABEL_RESOURCE_UID] == "u-1"
+    assert spec["selector"]["matchLabels"] == names.selector_labels("chat")
+
+
+@pytest.mark.parametrize("bound", [{"minAvailable": 1}, {"maxUnavailable": "25%"}, {"minAvailable": 0}], ids=str)
+def test_a_budget_is_the_given_one_over_the_served_pods(bound: dict[str, Any], context: Any) -> None:
+    spec = pod_disruption_budget.build(context(**{"spec.podDisruptionBudget": bound}))["spec"]
+    assert spec == {
+        **bound,
+        "selector": {"matchLabels": names.selector_labels("chat")},
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+    }
+
+
+PEERS: list[Any] = [
+    {"podSelector": {"matchLabels": {"app": "gateway"}}},
+    {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}, "podSelector": {}},
+    {"ipBlock": {"cidr": "10.0.0.0/8"}},
+]
+
+
+@pytest.mark.parametrize(
+    ("policy", "peers", "types"),
+    [
+        ({}, [{"podSelector": {}}], ["Ingress"]),
+        ({"allowFrom": PEERS}, PEERS, ["Ingress"]),
+        ({"egress": "Deny"}, [{"podSelector": {}}], ["Ingress", "Egress"]),
+    ],
+    ids=["default", "peers", "no egress"],
+)
+def test_a_network_policy_opens_the_http_port_to_those_who_may(
+    policy: dict[str, Any], peers: Any, types: list[str], context: Any
+) -> None:
+    spec = network_policy.build(context(**{"spec.networkPolicy": policy}))["spec"]
+    assert spec["podSelector"] == {"matchLabels": names.selector_labels("chat")}
+    assert spec["policyTypes"] == types
+    assert spec["ingress"] == [{"from": peers, "ports": [{"port": names.HTTP_PORT, "protocol": "TCP"}]}]
+    assert spec.get("egress", []) == []
+
+
+def test_no_child_has_the_name_of_what_is_in_every_namespace(context: Any) -> None:
+    """A resource may be called `default`, as the account that Kubernetes makes."""
+    ctx = context(**{"metadata.name": "default"})
+    assert service_account.build(ctx)["metadata"]["name"] == "default-runtime"
+    assert deployment.build(ctx)["spec"]["template"]["spec"]["serviceAccountName"] == "default-runtime"
+
+
+def test_the_table_has_each_place_once() -> None:
+    places = [(child.kind, child.name("chat")) for child in CHILDREN if child.name is not None]
+    assert len(set(places)) == len(places)
+    assert {child.kind.name for child in CHILDREN if child.part is Part.RUNS} == {"Job", "Deployment"}
+    for child in CHILDREN:
+        assert child.applied or child.deleted

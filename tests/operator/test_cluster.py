@@ -13,7 +13,7 @@ from kubernetes.aio.client import ApiClient, Configuration
 
 from speccache_operator.cluster import KubernetesCluster, in_cluster_server, wait_until_served
 from speccache_operator.errors import ApiError, ClusterError, Conflict, NotFound, Refused, SettingsError, Unavailable
-from speccache_operator.kinds import CONFIG_MAP, NODE, RESOURCE, STATEFUL_SET, Kind, Ref, kind_of
+from speccache_operator.kinds import CONFIG_MAP, DEPLOYMENT, NODE, RESOURCE, Kind, Ref, kind_of
 
 MAP = Ref(CONFIG_MAP, "demo", "a")
 
@@ -65,7 +65,7 @@ async def server() -> AsyncIterator[Server]:
 @pytest_asyncio.fixture
 async def cluster(server: Server) -> AsyncIterator[KubernetesCluster]:
     configuration = Configuration(host=server.url)
-    async with KubernetesCluster(ApiClient(configuration), timeout=0.5) as cluster:
+    async with KubernetesCluster(ApiClient(configuration), timeout=2.0) as cluster:
         yield cluster
 
 
@@ -74,7 +74,7 @@ async def cluster(server: Server) -> AsyncIterator[KubernetesCluster]:
     [
         (CONFIG_MAP, "demo", "a", "/api/v1/namespaces/demo/configmaps/a"),
         (CONFIG_MAP, None, None, "/api/v1/configmaps"),
-        (STATEFUL_SET, "demo", None, "/apis/apps/v1/namespaces/demo/statefulsets"),
+        (DEPLOYMENT, "demo", None, "/apis/apps/v1/namespaces/demo/deployments"),
         (RESOURCE, None, None, "/apis/speccache.io/v1alpha1/speccachedeployments"),
         (NODE, None, "n", "/api/v1/nodes/n"),
     ],

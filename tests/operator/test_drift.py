@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speccache_api import names
-from speccache_operator.drift import ANNOTATION_PLAN_HASH, drifted, replanned, reset, stamped
-from speccache_operator.ownership import Owner, owner_of
+from speccache_operator.decide.drift import ANNOTATION_PLAN_HASH, drifted, replanned, reset, stamped
+from speccache_operator.decide.ownership import Owner, owner_of
+from speccache_operator.kinds import Key
 
 OBJECT: Any = {
     "apiVersion": "v1",
@@ -151,6 +152,6 @@ MINE = {"kind": names.KIND, "name": "chat", "uid": "u-1", "controller": True}
         ("PersistentVolumeClaim", {}, Owner.FOREIGN),
     ],
 )
-def test_whose_an_object_is(kind: str, meta: dict[str, Any], owner: Owner, resource: Any) -> None:
+def test_whose_an_object_is(kind: str, meta: dict[str, Any], owner: Owner) -> None:
     obj = {"apiVersion": "v1", "kind": kind, "metadata": {"name": "chat", **meta}}
-    assert owner_of(obj, resource()) is owner
+    assert owner_of(obj, Key("demo", "chat"), "u-1") is owner

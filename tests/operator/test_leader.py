@@ -8,7 +8,7 @@ import pytest
 
 from speccache_operator.errors import ClusterError, Conflict, LeadershipLost, NotFound, Unavailable
 from speccache_operator.kinds import LEASE, Ref
-from speccache_operator.leader import Elector, Sighting, Timing, is_free
+from speccache_operator.process.leader import Elector, Sighting, Timing, is_free
 
 pytestmark = pytest.mark.looptime
 

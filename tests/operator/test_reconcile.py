@@ -8,12 +8,25 @@ from typing import Any
 
 import pytest
 
-from speccache_operator.context import RuntimeImage
+from speccache_operator.children.context import RuntimeImage
 from speccache_operator.errors import Conflict, Refused, Unavailable
-from speccache_operator.kinds import CLAIM, NODE, POD, RESOURCE, STATEFUL_SET, Key, Kind, Object, Ref
+from speccache_operator.kinds import (
+    CLAIM,
+    CONFIG_MAP,
+    DEPLOYMENT,
+    NODE,
+    POD,
+    POD_DISRUPTION_BUDGET,
+    RESOURCE,
+    SERVICE,
+    Key,
+    Kind,
+    Object,
+    Ref,
+)
+from speccache_operator.loop.reconcile import Reconciler
 from speccache_operator.metrics import Metrics
-from speccache_operator.observe import NODES_SECONDS, Nodes
-from speccache_operator.reconcile import Reconciler
+from speccache_operator.observe.cluster_wide import NODES_SECONDS, Nodes
 
 KEY = Key("demo", "chat")
 STORAGE = {"spec.kvCache.storage": {"persistentVolumeClaim": {"size": "1Gi"}}}
@@ -130,7 +143,7 @@ async def _until_quiet(reconciler: Reconciler, memory: Memory) -> int:
 async def test_two_passes_are_enough_and_the_second_writes_nothing(raw: Any) -> None:
     memory = Memory(raw(**STORAGE))
     assert await _until_quiet(_reconciler(memory), memory) == 3  # children; a status that has seen them; nothing
-    assert Ref(STATEFUL_SET, "demo", "chat") in memory.objects
+    assert Ref(DEPLOYMENT, "demo", "chat") in memory.objects
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["request lost", "answer lost"])
@@ -164,9 +177,63 @@ async def test_a_refused_object_stops_what_needs_it_and_is_told(raw: Any) -> Non
     memory.refuse = CLAIM
     result = await _reconciler(memory).reconcile(KEY)
     assert result.failed
-    assert not any("StatefulSet" in write for write in memory.writes)
+    assert not any(write.startswith("apply Deployment") for write in memory.writes)
     conditions = {c["type"]: c for c in memory.objects[Ref(RESOURCE, "demo", "chat")]["status"]["conditions"]}
     assert conditions["Ready"]["reason"] == conditions["StorageReady"]["reason"] == "ClaimRefused"
+
+
+@pytest.mark.parametrize("wanted", [{"spec.podDisruptionBudget": {"maxUnavailable": 1}}, {}], ids=["wanted", "not"])
+async def test_an_optional_kind_that_may_not_be_read_or_written_stops_nothing(wanted: Any, raw: Any) -> None:
+    """As with the rights of an earlier chart."""
+
+    class Forbidden(Memory):
+        async def get(self, ref: Ref) -> Object | None:
+            if ref.kind is POD_DISRUPTION_BUDGET:
+                raise Refused(403, "forbidden", "GET")
+            return await super().get(ref)
+
+    memory = Forbidden(raw(**wanted))
+    memory.refuse = POD_DISRUPTION_BUDGET
+    result = await _reconciler(memory).reconcile(KEY)
+    assert Ref(DEPLOYMENT, "demo", "chat") in memory.objects
+    conditions = {c["type"]: c for c in memory.objects[Ref(RESOURCE, "demo", "chat")]["status"]["conditions"]}
+    assert conditions["ChildrenApplied"]["reason"] == ("ApplyRefused" if wanted else "Applied")
+    assert result.failed is bool(wanted)
+
+
+@pytest.mark.parametrize(
+    ("refuse", "grows"), [(POD_DISRUPTION_BUDGET, True), (SERVICE, True), (CONFIG_MAP, False), (DEPLOYMENT, False)]
+)
+async def test_pods_become_more_unless_what_they_are_is_refused(refuse: Kind, grows: bool, raw: Any) -> None:
+    memory = Memory(raw())
+    await _reconciler(memory).reconcile(KEY)
+    changed = {"spec.kvCache.host": {"tokens": 640}, "spec.podDisruptionBudget": {"maxUnavailable": 1}}
+    memory._put(raw(**changed, **{"spec.replicas": 3}))
+    for ref in (Ref(SERVICE, "demo", "chat"), Ref(SERVICE, "demo", "chat-pods")):
+        memory.objects[ref]["spec"]["selector"] = {}
+    memory.refuse = refuse
+    await _reconciler(memory).reconcile(KEY)
+    assert memory.objects[Ref(DEPLOYMENT, "demo", "chat")]["spec"]["replicas"] == (3 if grows else 1)
+
+
+async def test_a_status_that_was_written_in_the_meantime_is_no_repair(raw: Any) -> None:
+    """A webhook keeps an image of its own, so each pass applies; the controller writes the status just before."""
+
+    class Busy(Memory):
+        async def apply(self, obj: Object, *, subresource: str = "") -> Object:
+            live = self.objects.get(Ref.of(obj))
+            if obj["kind"] != "Deployment" or live is None:
+                return await super().apply(obj, subresource=subresource)
+            return copy.deepcopy(self._put({**live, "status": {"observedGeneration": 1, "replicas": 1}}))
+
+    memory = Busy(raw())
+    reconciler = _reconciler(memory)
+    await reconciler.reconcile(KEY)
+    deployment = memory.objects[Ref(DEPLOYMENT, "demo", "chat")]
+    deployment["spec"]["template"]["spec"]["containers"][0]["image"] = "mirror/runtime:1"
+    memory.writes.clear()
+    await reconciler.reconcile(KEY)
+    assert not [write for write in memory.writes if write.startswith("create")]
 
 
 async def test_states_that_were_seen_or_made_are_no_news(raw: Any) -> None:
@@ -175,7 +242,7 @@ async def test_states_that_were_seen_or_made_are_no_news(raw: Any) -> None:
     assert reconciler.is_news(KEY, memory.objects[Ref(RESOURCE, "demo", "chat")])
     await reconciler.reconcile(KEY)
     assert not [ref for ref, obj in memory.objects.items() if reconciler.is_news(KEY, obj)]
-    changed = copy.deepcopy(memory.objects[Ref(STATEFUL_SET, "demo", "chat")])
+    changed = copy.deepcopy(memory.objects[Ref(DEPLOYMENT, "demo", "chat")])
     changed["metadata"]["resourceVersion"] = "999"
     assert reconciler.is_news(KEY, changed)
 
@@ -230,7 +297,7 @@ async def test_without_the_right_to_see_nodes_memory_is_not_compared(raw: Any) -
 
     memory = NoNodes(raw())
     await _reconciler(memory).reconcile(KEY)
-    assert Ref(STATEFUL_SET, "demo", "chat") in memory.objects
+    assert Ref(DEPLOYMENT, "demo", "chat") in memory.objects
 
 
 async def test_nodes_are_read_once_for_many_passes() -> None:

@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from speccache_operator.conditions import Reason
-from speccache_operator.kinds import STATEFUL_SET, Ref
-from speccache_operator.pod_trouble import pod_trouble, worst_trouble
+from speccache_operator.decide.conditions import Reason
+from speccache_operator.decide.pod_trouble import pod_trouble, worst_trouble
+from speccache_operator.kinds import DEPLOYMENT, Ref
 
-SET = Ref(STATEFUL_SET, "demo", "chat")
+SET = Ref(DEPLOYMENT, "demo", "chat")
 
 
 @pytest.fixture
 def after(plan: Any, raw: Any, applied: Any) -> Any:
-    """The plan for a resource whose StatefulSet has this status and these pods."""
+    """The plan for a resource whose Deployment has this status and these pods."""
 
     def run(status: dict[str, Any] | None = None, *pods: Any, fields: Any = None, ready: int = 1) -> Any:
         resource = raw(**(fields or {}))
@@ -36,11 +36,21 @@ def test_all_ready_is_ready_and_complete(after: Any, condition: Any) -> None:
     [
         ({"readyReplicas": 0}, {}, Reason.PODS_MISSING, Reason.ROLLING_OUT),
         ({"observedGeneration": 0}, {}, Reason.PODS_MISSING, Reason.ROLLING_OUT),
-        ({"updateRevision": "b", "updatedReplicas": 0}, {}, Reason.PODS_MISSING, Reason.ROLLING_OUT),
-        ({"replicas": 1, "readyReplicas": 1}, {"spec.replicas": 3}, Reason.PODS_MISSING, Reason.SCALING),
-        ({"replicas": 3, "readyReplicas": 3}, {"spec.replicas": 0}, Reason.SCALED_TO_ZERO, Reason.SCALING),
+        ({"updatedReplicas": 0}, {}, Reason.PODS_MISSING, Reason.ROLLING_OUT),
+        (
+            {"replicas": 1, "updatedReplicas": 1, "readyReplicas": 1},
+            {"spec.replicas": 3},
+            Reason.PODS_MISSING,
+            Reason.SCALING,
+        ),
+        (
+            {"replicas": 3, "updatedReplicas": 3, "readyReplicas": 3},
+            {"spec.replicas": 0},
+            Reason.SCALED_TO_ZERO,
+            Reason.SCALING,
+        ),
         ({"replicas": 0, "readyReplicas": 0}, {"spec.replicas": 0}, Reason.SCALED_TO_ZERO, Reason.COMPLETE),
-        ({"replicas": 0, "readyReplicas": 0}, {}, Reason.PODS_MISSING, Reason.SCALING),
+        ({"replicas": 0, "updatedReplicas": 0, "readyReplicas": 0}, {}, Reason.PODS_MISSING, Reason.SCALING),
     ],
     ids=["starting", "not observed", "rolling out", "up", "down to 0", "at 0", "none"],
 )
@@ -65,7 +75,7 @@ def test_a_loading_pod_is_named(after: Any, condition: Any, pod: Any) -> None:
 
 
 def test_a_rollout_with_pods_is_told_as_one(after: Any, condition: Any, pod: Any) -> None:
-    state = after({"readyReplicas": 0, "updateRevision": "b", "updatedReplicas": 0}, pod(state={"running": {}}))
+    state = after({"readyReplicas": 0, "updatedReplicas": 0}, pod(state={"running": {}}))
     assert condition(state, "Ready").reason is Reason.ROLLING_OUT
 
 
@@ -185,7 +195,7 @@ def test_a_pod_that_came_back_is_ready_and_its_death_is_told(after: Any, conditi
 
 
 def test_pods_of_a_predecessor_are_not_ours(after: Any, condition: Any, pod: Any) -> None:
-    state = after({"readyReplicas": 0}, pod(owner="older", state=_terminated("OOMKilled", 137)))
+    state = after({"readyReplicas": 0}, pod(resource="older", state=_terminated("OOMKilled", 137)))
     assert condition(state, "Ready").reason is Reason.PODS_MISSING
 
 

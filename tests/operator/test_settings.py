@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from speccache_operator import __main__, logs, settings
+from speccache_operator import __main__, logs
 from speccache_operator.errors import SettingsError
+from speccache_operator.process import settings
 
 GOOD = {"RUNTIME_IMAGE": "runtime:1", "WATCH_NAMESPACE": "demo"}
 

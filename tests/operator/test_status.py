@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from speccache_operator import events, status
-from speccache_operator.apply import Refusal, Write
-from speccache_operator.conditions import Condition, Reason, head, tail
-from speccache_operator.kinds import CLAIM, STATEFUL_SET, Ref
-from speccache_operator.plan import Cause
+from speccache_operator.act import events, status
+from speccache_operator.decide.conditions import Condition, Reason, head, tail
+from speccache_operator.decide.steps import Cause, Write
+from speccache_operator.kinds import DEPLOYMENT, Ref
 
 
 def _condition(state: str = "True", reason: Reason = Reason.SERVING, kind: str = "Ready", text: str = "x") -> Condition:
@@ -59,31 +58,6 @@ async def test_an_equal_status_is_not_written(raw: Any, now: Any) -> None:
     assert len(cluster.applied) == 1
 
 
-@pytest.mark.parametrize(
-    ("kind", "before", "ready", "storage"),
-    [
-        (STATEFUL_SET, Reason.STARTING, Reason.APPLY_REFUSED, Reason.CLAIM_PENDING),
-        (STATEFUL_SET, Reason.SERVING, Reason.APPLY_REFUSED, Reason.CLAIM_PENDING),
-        (STATEFUL_SET, Reason.EXCEEDS_NODE_ALLOCATABLE, Reason.EXCEEDS_NODE_ALLOCATABLE, Reason.CLAIM_PENDING),
-        (CLAIM, Reason.WAITING, Reason.CLAIM_REFUSED, Reason.CLAIM_REFUSED),
-    ],
-)
-def test_a_refusal_becomes_conditions(kind: Any, before: Reason, ready: Reason, storage: Reason) -> None:
-    conditions = [
-        _condition("False", before),
-        _condition("Unknown", Reason.CLAIM_PENDING, "StorageReady"),
-        _condition("True", Reason.ROLLING_OUT, "Progressing"),
-    ]
-    refusal = Refusal(Ref(kind, "demo", "chat"), "exceeded quota")
-    after = {condition.type: condition for condition in status.with_refusal(conditions, refusal)}
-    assert after["Ready"].reason is ready
-    assert after["Ready"].status == "False"
-    assert after["StorageReady"].reason is storage
-    assert after["Progressing"].reason is Reason.APPLY_REFUSED
-    assert "exceeded quota" in after["Progressing"].message
-    assert status.with_refusal(conditions, None) == tuple(conditions)
-
-
 def _told(old: list[Condition], new: list[Condition], raw: Any, now: Any) -> list[tuple[bool, str]]:
     resource = raw()
     resource["status"] = status.make_status(resource, old, {}, now)
@@ -128,8 +102,10 @@ def test_transitions_are_told_once(old: Any, new: Any, told: Any, raw: Any, now:
 
 
 def test_writes_are_told(now: Any, raw: Any) -> None:
-    writes = [Write(Ref(STATEFUL_SET, "demo", "chat"), cause) for cause in Cause]
-    assert [note.reason for note in events.of_writes(writes)] == ["Created", "Updated", "Repaired"]
+    writes = [Write(Ref(DEPLOYMENT, "demo", "chat"), cause, replicas=3) for cause in Cause]
+    notes = events.of_writes(writes)
+    assert [note.reason for note in notes] == ["Created", "Updated", "Repaired", "Scaled"]
+    assert notes[-1].message == "Deployment chat: scaled to 3"
 
 
 def test_an_event_is_about_the_resource(raw: Any, now: Any) -> None:

@@ -1,6 +1,7 @@
 """The shape of the package: what may know what, and that the rule book is kept."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,8 @@ from pathlib import Path
 import pytest
 
 import speccache_operator
+from speccache_operator.children import rights, table
+from speccache_operator.kinds import CLAIM, POD, RESOURCE
 
 PACKAGE = Path(speccache_operator.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -31,9 +34,9 @@ def _name(path: Path) -> str:
     ("library", "only"),
     [
         ("kubernetes", {"cluster.py"}),
-        ("kopf", {"app.py", "handlers.py", "watching.py"}),
-        ("aiohttp", {"cluster.py", "health.py"}),
-        ("prometheus_client", {"health.py", "metrics.py"}),
+        ("kopf", {"app.py", "loop/handlers.py", "loop/watching.py"}),
+        ("aiohttp", {"cluster.py", "process/health.py"}),
+        ("prometheus_client", {"process/health.py", "metrics.py"}),
     ],
 )
 def test_a_library_is_seen_only_where_it_belongs(library: str, only: set[str]) -> None:
@@ -41,22 +44,11 @@ def test_a_library_is_seen_only_where_it_belongs(library: str, only: set[str]) -
     assert users <= only
 
 
-PURE = (
-    "conditions.py",
-    "drift.py",
-    "inspection.py",
-    "memory.py",
-    "models.py",
-    "observed.py",
-    "ownership.py",
-    "plan.py",
-    "pod_trouble.py",
-    "rollout.py",
-    "storage.py",
+@pytest.mark.parametrize(
+    "name",
+    [_name(path) for folder in ("decide", "children") for path in (PACKAGE / folder).glob("*.py")]
+    + ["observe/observed.py"],
 )
-
-
-@pytest.mark.parametrize("name", [*PURE, *(_name(path) for path in (PACKAGE / "children").glob("*.py"))])
 def test_what_decides_does_no_io_and_asks_no_clock(name: str) -> None:
     forbidden = {"asyncio", "os", "time", "socket", "subprocess", "pathlib", "logging", "random"}
     path = PACKAGE / name
@@ -67,7 +59,7 @@ def test_what_decides_does_no_io_and_asks_no_clock(name: str) -> None:
 
 
 def test_handlers_hold_decorated_functions_and_nothing_else() -> None:
-    tree = ast.parse((PACKAGE / "handlers.py").read_text())
+    tree = ast.parse((PACKAGE / "loop/handlers.py").read_text())
     functions = [node for node in tree.body if isinstance(node, ast.AsyncFunctionDef)]
     others = [node for node in tree.body if not isinstance(node, (ast.AsyncFunctionDef, ast.Import, ast.ImportFrom))]
     assert len(others) == 1  # the docstring
@@ -78,7 +70,7 @@ def test_handlers_hold_decorated_functions_and_nothing_else() -> None:
 
 def test_no_decorator_makes_kopf_write_to_objects() -> None:
     """Only on.event: others put finalizers and annotations on resources, which then cannot go without the operator."""
-    tree = ast.parse((PACKAGE / "handlers.py").read_text())
+    tree = ast.parse((PACKAGE / "loop/handlers.py").read_text())
     used = {
         ast.unparse(d.func)
         for n in tree.body
@@ -86,7 +78,24 @@ def test_no_decorator_makes_kopf_write_to_objects() -> None:
         for d in n.decorator_list
         if isinstance(d, ast.Call)
     }
-    assert used == {"kopf.on.startup", "kopf.on.login", "kopf.on.event"}
+    assert used == {"kopf.on.startup", "kopf.on.login", "watching.on_event"}
+    assert set(re.findall(r"kopf\.on\.(\w+)", (PACKAGE / "loop/watching.py").read_text())) == {"event"}
+
+
+def test_what_the_table_says_is_watched_is_watched() -> None:
+    code = (
+        "import kopf, speccache_operator.loop.handlers as h\n"
+        "found = kopf.get_default_registry()._watching.get_all_handlers()\n"
+        "print(*sorted({handler.selector.any_name for handler in found}))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    wanted = {kind.plural for kind in (*table.watched_kinds(), POD, CLAIM, RESOURCE)}
+    assert said.split() == sorted(wanted)
+
+
+def test_the_charts_rights_are_those_of_the_table() -> None:
+    path = PACKAGE.parents[1] / "charts/speccache/files/rights.yaml"
+    assert path.read_text() == rights.to_yaml(), f"run: python -m speccache_operator.children.rights > {path}"
 
 
 def test_the_operator_never_imports_the_runtime_or_torch() -> None:

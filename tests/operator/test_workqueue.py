@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from speccache_operator.controller import RECONCILE_TIMEOUT, Controller, Result
 from speccache_operator.errors import Unavailable
 from speccache_operator.kinds import Key
+from speccache_operator.loop.controller import RECONCILE_TIMEOUT, Controller, Result
+from speccache_operator.loop.workqueue import Backoff, WorkQueue
 from speccache_operator.metrics import Metrics
-from speccache_operator.workqueue import Backoff, WorkQueue
 
 pytestmark = pytest.mark.looptime
 

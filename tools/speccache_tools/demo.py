@@ -46,8 +46,8 @@ def up(venue: Venue, say: Progress) -> None:
     venue.kubectl.apply(SAMPLE.read_text(), NAMESPACE)
     follow(venue, NAMESPACE, NAME, say, seconds=_READY_SECONDS)
     runs = [_measure(venue, COLD, say)]
-    say("deleting the pod; the operator's StatefulSet makes its successor on the same storage")
-    venue.kubectl.delete("pod", f"{NAME}-0", NAMESPACE, wait=False)
+    say("deleting the pod; the operator's Deployment makes its successor on the same storage")
+    venue.kubectl.delete("pod", serving.pod_of(venue, NAMESPACE, NAME)["metadata"]["name"], NAMESPACE, wait=False)
     follow(venue, NAMESPACE, NAME, say, seconds=_READY_SECONDS)
     runs.append(_measure(venue, RESTORED, say))
     lost = serving.withhold_drafts(venue, NAMESPACE, NAME)

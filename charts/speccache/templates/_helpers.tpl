@@ -29,33 +29,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 {{- end }}
 
-{{- /*
-What the operator does to objects in the namespaces it watches; tests record its requests and compare.
-Server-side apply is `patch`, and also `create` when the object is new.
-*/}}
+{{- /* What the operator does to objects in the namespaces it watches: generated from its table of children. */}}
 {{- define "speccache.rules" -}}
-- apiGroups: [speccache.io]
-  resources: [speccachedeployments]
-  verbs: [get, list, watch]
-- apiGroups: [speccache.io]
-  resources: [speccachedeployments/status]
-  verbs: [patch]
-- apiGroups: [apps]
-  resources: [statefulsets]
-  verbs: [get, list, watch, create, patch]
-- apiGroups: [batch]
-  resources: [jobs]
-  verbs: [list, watch, create, patch, delete]
-- apiGroups: [""]
-  resources: [configmaps]
-  verbs: [get, list, watch, create, patch, delete]
-- apiGroups: [""]
-  resources: [services, serviceaccounts, persistentvolumeclaims]
-  verbs: [get, list, watch, create, patch]
-- apiGroups: [""]
-  resources: [pods]
-  verbs: [list, watch]
-- apiGroups: [""]
-  resources: [events]
-  verbs: [create]
+{{ .Files.Get "files/rights.yaml" }}
 {{- end }}

@@ -1,1 +1,1 @@
-"""One file per child object, each with `build(ctx) -> object | None`; None means that it must not exist."""
+"""One file per child object, each with `build(ctx)`: an object, ABSENT or UNKNOWN (answer.py). The table lists them."""

@@ -1,17 +1,16 @@
 """The ConfigMap with the wire document: everything a pod is told."""
 
-from typing import Any
-
 from speccache_api import names
+from speccache_operator.children.answer import Answer, Built
+from speccache_operator.children.context import BuildContext
 from speccache_operator.children.meta import metadata
-from speccache_operator.context import BuildContext
 from speccache_operator.kinds import CONFIG_MAP
 
 
-def build(ctx: BuildContext) -> dict[str, Any] | None:
-    """Wanted once the memory is sized."""
+def build(ctx: BuildContext) -> Built:
+    """Unknown until the memory is sized."""
     if ctx.sized is None:
-        return None
+        return Answer.UNKNOWN
     return {
         "apiVersion": CONFIG_MAP.api_version,
         "kind": CONFIG_MAP.name,

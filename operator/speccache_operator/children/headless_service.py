@@ -1,15 +1,14 @@
-"""The headless Service behind the StatefulSet: one DNS name for each pod, ready or not, for scraping and for ranks."""
-
-from typing import Any
+"""The headless Service: one DNS name with the address of each pod, ready or not, for scraping."""
 
 from speccache_api import names
+from speccache_operator.children.answer import Built
+from speccache_operator.children.context import BuildContext
 from speccache_operator.children.meta import metadata
 from speccache_operator.children.service import http_port
-from speccache_operator.context import BuildContext
 from speccache_operator.kinds import SERVICE
 
 
-def build(ctx: BuildContext) -> dict[str, Any] | None:
+def build(ctx: BuildContext) -> Built:
     """Always wanted."""
     name = ctx.resource.name
     return {

@@ -8,20 +8,21 @@ from typing import Any
 
 from speccache_api import names
 from speccache_operator.children import pods
+from speccache_operator.children.answer import Answer, Built
+from speccache_operator.children.context import BuildContext
 from speccache_operator.children.meta import metadata
-from speccache_operator.context import BuildContext
+from speccache_operator.children.mounts import model_mounts
 from speccache_operator.kinds import JOB
-from speccache_operator.models import model_mounts
 
 ATTEMPTS = 4
 DEADLINE_SECONDS = 3600
 """Covers slow volumes and image pulls; the Job is tried again later anyway."""
 
 
-def build(ctx: BuildContext) -> dict[str, Any] | None:
-    """Wanted while there is no result; kept until the result is recorded."""
-    if ctx.inspection is None:
-        return None
+def build(ctx: BuildContext) -> Built:
+    """Wanted until its result is recorded."""
+    if ctx.inspection is None or not ctx.inspection.running:
+        return Answer.ABSENT
     name = ctx.resource.name
     labels = names.object_labels(name, names.COMPONENT_INSPECTION)
     return {

@@ -4,20 +4,19 @@ Another model or image has another name, hence another record; the old one is de
 the operator inspect again: that is the way to say that the files behind an unchanged `pvc://` URI are others now.
 """
 
-from typing import Any
-
 from speccache_api import names
+from speccache_operator.children.answer import Answer, Built
+from speccache_operator.children.context import BuildContext
 from speccache_operator.children.meta import metadata
-from speccache_operator.context import BuildContext
 from speccache_operator.kinds import CONFIG_MAP
 
 RECORD_KEY = "inspection.json"
 
 
-def build(ctx: BuildContext) -> dict[str, Any] | None:
+def build(ctx: BuildContext) -> Built:
     """Wanted once there is a result."""
     if ctx.inspection is None or ctx.inspection.result is None:
-        return None
+        return Answer.ABSENT
     return {
         "apiVersion": CONFIG_MAP.api_version,
         "kind": CONFIG_MAP.name,

@@ -3,7 +3,7 @@
 from typing import Any
 
 from speccache_api import names
-from speccache_operator.context import BuildContext
+from speccache_operator.children.context import BuildContext
 
 
 def metadata(ctx: BuildContext, name: str, component: str = names.COMPONENT_SERVER) -> dict[str, Any]:

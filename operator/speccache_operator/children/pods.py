@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from speccache_api import names
-from speccache_operator.context import BuildContext
-from speccache_operator.models import ModelMount
+from speccache_operator.children.context import BuildContext
+from speccache_operator.children.mounts import ModelMount
 
 USER = 65532
 """User and group of the runtime image; claims are made writable for the group."""
@@ -30,12 +30,20 @@ class ClaimMount:
 
 def claim_volumes(mounts: Iterable[ClaimMount]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """(volumes, volumeMounts). One volume for each claim however often it is mounted: kubelets have hung on pods that
-    name one claim in two volumes.
+    name one claim in two volumes. It is read-only unless a mount of it is written.
     """
     mounts = tuple(mounts)
     names_of = {claim: f"claim-{number}" for number, claim in enumerate(dict.fromkeys(m.claim for m in mounts))}
-    volumes = [{"name": volume, "persistentVolumeClaim": {"claimName": claim}} for claim, volume in names_of.items()]
+    written = {mount.claim for mount in mounts if not mount.read_only}
+    volumes = [_volume(volume, claim, read_only=claim not in written) for claim, volume in names_of.items()]
     return volumes, [_volume_mount(names_of[mount.claim], mount) for mount in mounts]
+
+
+def _volume(name: str, claim: str, *, read_only: bool) -> dict[str, Any]:
+    source: dict[str, Any] = {"claimName": claim}
+    if read_only:
+        source["readOnly"] = True
+    return {"name": name, "persistentVolumeClaim": source}
 
 
 def _volume_mount(volume: str, mount: ClaimMount) -> dict[str, Any]:

@@ -3,12 +3,13 @@
 from typing import Any
 
 from speccache_api import names
+from speccache_operator.children.answer import Built
+from speccache_operator.children.context import BuildContext
 from speccache_operator.children.meta import metadata
-from speccache_operator.context import BuildContext
 from speccache_operator.kinds import SERVICE
 
 
-def build(ctx: BuildContext) -> dict[str, Any] | None:
+def build(ctx: BuildContext) -> Built:
     """Always wanted."""
     name = ctx.resource.name
     return {

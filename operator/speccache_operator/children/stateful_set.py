@@ -1,109 +1,15 @@
-"""The StatefulSet that runs the replicas: restricted pods with exactly the memory that was computed."""
+"""The StatefulSet that earlier operators made: it goes when the Deployment of its name serves in its place."""
 
-from typing import Any
-
-from speccache_api import names
-from speccache_api.quantity import format_bytes
-from speccache_operator.children import pods
-from speccache_operator.children.meta import metadata
-from speccache_operator.context import BuildContext, Sized
-from speccache_operator.kinds import STATEFUL_SET
-from speccache_operator.models import model_mounts
-
-_WIRE_VOLUME = "wire"
-_SHARED_MEMORY_VOLUME = "shared-memory"
-SHUTDOWN_SECONDS = 15
-"""Part of the grace period for everything but draining: noticing the signal, closing files, ending."""
-START_SECONDS = 1800
-"""How long loading a model may take before the pod is started anew. Large weights come from slow volumes."""
+from speccache_operator.children.answer import Answer, Built
+from speccache_operator.children.context import BuildContext
 
 
-def build(ctx: BuildContext) -> dict[str, Any] | None:
-    """Wanted once the memory is sized."""
-    if ctx.sized is None:
-        return None
-    name = ctx.resource.name
-    return {
-        "apiVersion": STATEFUL_SET.api_version,
-        "kind": STATEFUL_SET.name,
-        "metadata": metadata(ctx, names.statefulset_name(name)),
-        "spec": {
-            "replicas": ctx.resource.spec.replicas,
-            "serviceName": names.headless_service_name(name),
-            "selector": {"matchLabels": names.selector_labels(name)},
-            # Replicas do not know each other, so none waits for another, and a broken old pod cannot hold up a rollout.
-            "podManagementPolicy": "Parallel",
-            "updateStrategy": {"type": "RollingUpdate"},
-            "template": _template(ctx, ctx.sized),
-        },
-    }
+def build(ctx: BuildContext) -> Built:
+    """Never wanted, and left alone while its pods are the ones that serve.
 
-
-def _template(ctx: BuildContext, sized: Sized) -> dict[str, Any]:
-    drain = ctx.resource.spec.drain
-    volumes, mounts = _volumes(ctx, sized)
-    grace = drain.request_timeout_seconds + drain.flush_timeout_seconds + SHUTDOWN_SECONDS
-    return {
-        "metadata": {
-            "labels": names.object_labels(ctx.resource.name),
-            "annotations": {names.ANNOTATION_WIRE_HASH: sized.wire.digest()},
-        },
-        "spec": {
-            **pods.base_spec(ctx),
-            "terminationGracePeriodSeconds": grace,
-            "containers": [_container(ctx, sized, mounts)],
-            "volumes": volumes,
-        },
-    }
-
-
-def _container(ctx: BuildContext, sized: Sized, mounts: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        **pods.base_container(ctx),
-        "command": ["speccache-runtime", "serve", "--wire", names.WIRE_PATH],
-        "env": pods.environment(),
-        "ports": [{"name": names.HTTP_PORT_NAME, "containerPort": names.HTTP_PORT, "protocol": "TCP"}],
-        "resources": container_resources(ctx, sized),
-        # Until the model is loaded; the others begin at once when it succeeds, so its period is what a restart waits.
-        "startupProbe": _probe("/ready", period=2, failures=START_SECONDS // 2),
-        "readinessProbe": _probe("/ready", period=5, failures=2),
-        "livenessProbe": _probe("/health", period=10, failures=6),
-        "volumeMounts": mounts,
-    }
-
-
-def container_resources(ctx: BuildContext, sized: Sized) -> dict[str, Any]:
-    """Requests and limits: the user's, and with memory.policy Auto the computed memory as both."""
-    given = ctx.resource.spec.resources
-    limits = dict((given.limits if given else None) or {})
-    requests = dict((given.requests if given else None) or {})
-    if ctx.resource.spec.memory.policy == "Auto":
-        limits["memory"] = requests["memory"] = format_bytes(sized.memory.limit)
-    return {"limits": limits, "requests": requests}
-
-
-def _probe(path: str, *, period: int, failures: int) -> dict[str, Any]:
-    return {
-        "httpGet": {"path": path, "port": names.HTTP_PORT_NAME},
-        "periodSeconds": period,
-        "timeoutSeconds": 5,
-        "failureThreshold": failures,
-    }
-
-
-def _volumes(ctx: BuildContext, sized: Sized) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    spec = ctx.resource.spec
-    claims = [pods.ClaimMount.of_model(mount) for mount in model_mounts(spec)]
-    if spec.kv_cache.storage is not None:
-        claim = spec.kv_cache.storage.persistent_volume_claim.claim_name or names.claim_name(ctx.resource.name)
-        claims.append(pods.ClaimMount(claim=claim, path=names.STORAGE_PATH))
-    volumes, mounts = pods.claim_volumes(claims)
-    scratch, scratch_mount = pods.scratch_volume()
-    wire = {"name": _WIRE_VOLUME, "configMap": {"name": names.config_map_name(ctx.resource.name)}}
-    wire_mount = {"name": _WIRE_VOLUME, "mountPath": names.WIRE_PATH.rpartition("/")[0], "readOnly": True}
-    volumes, mounts = [wire, scratch, *volumes], [wire_mount, scratch_mount, *mounts]
-    if sized.memory.shared_memory > 0:
-        size = format_bytes(sized.memory.shared_memory)
-        volumes.append({"name": _SHARED_MEMORY_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": size}})
-        mounts.append({"name": _SHARED_MEMORY_VOLUME, "mountPath": "/dev/shm"})
-    return volumes, mounts
+    A volume that cannot be shared has to be let go first. Its pods drain as they would have: nothing stored is lost.
+    """
+    replaced = ctx.sized is not None and (ctx.serving or not ctx.shared)
+    if replaced or ctx.resource.spec.wanted_replicas == 0:
+        return Answer.ABSENT
+    return Answer.UNKNOWN

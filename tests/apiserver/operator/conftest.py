@@ -2,7 +2,7 @@
 the chart gives it.
 
 In: what the operator does to objects. Out: what becomes of them. No kubelet and no controllers run here, so tests write
-the status of StatefulSets, Jobs, pods and claims themselves, and nothing is deleted by its owner reference.
+the status of Deployments, Jobs, pods and claims themselves, and nothing is deleted by its owner reference.
 """
 
 import base64
@@ -31,7 +31,11 @@ from speccache_api import names
 
 _ROOT = Path(__file__).parents[3]
 _PATHS = {
+    "Deployment": ("apps/v1", "deployments"),
     "StatefulSet": ("apps/v1", "statefulsets"),
+    "PodDisruptionBudget": ("policy/v1", "poddisruptionbudgets"),
+    "NetworkPolicy": ("networking.k8s.io/v1", "networkpolicies"),
+    "PersistentVolume": ("v1", "persistentvolumes"),
     "Job": ("batch/v1", "jobs"),
     "ConfigMap": ("v1", "configmaps"),
     "Service": ("v1", "services"),

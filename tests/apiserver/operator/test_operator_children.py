@@ -19,18 +19,18 @@ def created(client: Any, operator: Any, manifest: Any, wait: Any, namespace: str
     resource = manifest()
     resource["spec"]["kvCache"]["storage"] = {"persistentVolumeClaim": {"size": "1Gi"}}
     made: dict[str, Any] = client.create(resource)
-    wait(lambda: client.get("StatefulSet", namespace, made["metadata"]["name"]))
+    wait(lambda: client.get("Deployment", namespace, made["metadata"]["name"]))
     return made
 
 
 def _children(name: str) -> list[tuple[str, str]]:
     """(kind, name) of what goes with its resource."""
     return [
-        ("StatefulSet", name),
+        ("Deployment", name),
         ("Service", name),
         ("Service", f"{name}-pods"),
         ("ConfigMap", f"{name}-wire"),
-        ("ServiceAccount", name),
+        ("ServiceAccount", f"{name}-runtime"),
     ]
 
 
@@ -51,7 +51,7 @@ def test_the_pod_gets_the_computed_memory_and_the_wire_document(
     created: dict[str, Any], client: Any, namespace: str
 ) -> None:
     name = created["metadata"]["name"]
-    template = client.get("StatefulSet", namespace, name)["spec"]["template"]
+    template = client.get("Deployment", namespace, name)["spec"]["template"]
     resources = template["spec"]["containers"][0]["resources"]
     limit = size_memory(SpecCacheDeployment.parse(created).spec, builtin_facts("tiny")).limit
     assert parse_bytes(resources["limits"]["memory"]) == parse_bytes(resources["requests"]["memory"]) == limit
@@ -101,7 +101,7 @@ def test_a_kept_claim_of_other_modes_is_explained(
     resource = manifest()
     resource["spec"]["kvCache"]["storage"] = {"persistentVolumeClaim": {"size": "1Gi"}}
     name = client.create(resource)["metadata"]["name"]
-    wait(lambda: client.get("StatefulSet", namespace, name))
+    wait(lambda: client.get("Deployment", namespace, name))
     client.delete(names.KIND, namespace, name)
     for kind, child in _children(name):
         client.delete(kind, namespace, child)  # what the garbage collector does
@@ -123,15 +123,15 @@ def test_a_resource_and_its_children_get_no_finalizer(created: dict[str, Any], c
 @pytest.mark.parametrize(
     ("kind", "suffix", "patch"),
     [
-        ("StatefulSet", "", {"spec": {"template": {"spec": {"terminationGracePeriodSeconds": 1}}}}),
-        ("StatefulSet", "", {"spec": {"replicas": 4}}),
+        ("Deployment", "", {"spec": {"template": {"spec": {"terminationGracePeriodSeconds": 7}}}}),
+        ("Deployment", "", {"spec": {"replicas": 4}}),
         ("Service", "", {"spec": {"selector": {names.LABEL_INSTANCE: "elsewhere"}}}),
         ("Service", "", {"spec": {"selector": {"more": "label"}}}),
         ("Service", "", {"spec": {"ports": [{"name": "http", "port": 9999}]}}),
         ("Service", "-pods", {"spec": {"publishNotReadyAddresses": False}}),
         ("ConfigMap", "-wire", {"data": {names.WIRE_KEY: "{}"}}),
         ("ConfigMap", "-wire", {"metadata": {"labels": {names.LABEL_MANAGED_BY: None}}}),
-        ("ServiceAccount", "", {"automountServiceAccountToken": True}),
+        ("ServiceAccount", "-runtime", {"automountServiceAccountToken": True}),
     ],
     ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
@@ -154,7 +154,7 @@ def test_drift_is_put_back(
 
 @pytest.mark.parametrize(
     ("kind", "suffix"),
-    [("StatefulSet", ""), ("Service", ""), ("Service", "-pods"), ("ConfigMap", "-wire"), ("ServiceAccount", "")],
+    [("Deployment", ""), ("Service", ""), ("Service", "-pods"), ("ConfigMap", "-wire"), ("ServiceAccount", "-runtime")],
 )
 def test_a_deleted_child_is_made_again(
     kind: str, suffix: str, created: dict[str, Any], client: Any, namespace: str, wait: Any
@@ -184,7 +184,7 @@ def test_a_changed_wire_document_rolls_the_pods(
     name = created["metadata"]["name"]
 
     def annotation() -> str:
-        template = client.get("StatefulSet", namespace, name)["spec"]["template"]
+        template = client.get("Deployment", namespace, name)["spec"]["template"]
         value: str = template["metadata"]["annotations"][names.ANNOTATION_WIRE_HASH]
         return value
 
@@ -200,33 +200,41 @@ def test_a_change_that_pods_need_not_know_rolls_nothing(
     created: dict[str, Any], client: Any, namespace: str, wait: Any
 ) -> None:
     name = created["metadata"]["name"]
-    before = client.get("StatefulSet", namespace, name)["spec"]["template"]
+    before = client.get("Deployment", namespace, name)["spec"]["template"]
     client.patch(names.KIND, namespace, name, {"spec": {"kvCache": {"storage": {"retention": "Delete"}}}})
     wait(lambda: "ownerReferences" in client.get("PersistentVolumeClaim", namespace, f"{name}-kv")["metadata"])
-    assert client.get("StatefulSet", namespace, name)["spec"]["template"] == before
+    assert client.get("Deployment", namespace, name)["spec"]["template"] == before
 
 
-def test_the_scale_subresource_reaches_the_statefulset(
+def test_the_scale_subresource_reaches_the_deployment(
     operator: Any, manifest: Any, client: Any, namespace: str, wait: Any
 ) -> None:
     name = client.create(manifest())["metadata"]["name"]
-    wait(lambda: client.get("StatefulSet", namespace, name))
+    wait(lambda: client.get("Deployment", namespace, name))
     client.patch(names.KIND, namespace, name, {"spec": {"replicas": 3}}, subresource="scale")
-    wait(lambda: client.get("StatefulSet", namespace, name)["spec"]["replicas"] == 3)
+    wait(lambda: client.get("Deployment", namespace, name)["spec"]["replicas"] == 3)
     client.patch(names.KIND, namespace, name, {"spec": {"replicas": 0}}, subresource="scale")
-    wait(lambda: client.get("StatefulSet", namespace, name)["spec"]["replicas"] == 0)
+    wait(lambda: client.get("Deployment", namespace, name)["spec"]["replicas"] == 0)
 
 
 @pytest.mark.parametrize(
-    ("kind", "suffix", "body"),
+    ("kind", "suffix", "body", "stops_pods"),
     [
-        ("Service", "", {"spec": {"ports": [{"port": 1}]}}),
-        ("ConfigMap", "-wire", {"data": {"mine": "yes"}}),
-        ("ServiceAccount", "", {}),
+        ("Service", "", {"spec": {"ports": [{"port": 1}]}}, False),
+        ("ConfigMap", "-wire", {"data": {"mine": "yes"}}, True),
+        ("ServiceAccount", "-runtime", {}, True),
     ],
 )
-def test_a_foreign_object_is_not_touched(
-    kind: str, suffix: str, body: dict[str, Any], operator: Any, manifest: Any, client: Any, namespace: str, wait: Any
+def test_a_foreign_object_is_not_touched_and_stops_only_what_needs_it(
+    kind: str,
+    suffix: str,
+    body: dict[str, Any],
+    stops_pods: bool,
+    operator: Any,
+    manifest: Any,
+    client: Any,
+    namespace: str,
+    wait: Any,
 ) -> None:
     resource = manifest()
     name = resource["metadata"]["name"] + suffix
@@ -242,10 +250,12 @@ def test_a_foreign_object_is_not_touched(
     wait(lambda: progressing().get("reason") == "ObjectNotOwned")
     assert f"{kind} {name}" in progressing()["message"]
     assert client.get(kind, namespace, name)["metadata"]["resourceVersion"] == foreign["metadata"]["resourceVersion"]
-    assert client.get("StatefulSet", namespace, resource["metadata"]["name"]) is None
+    assert (client.get("Deployment", namespace, resource["metadata"]["name"]) is None) is stops_pods
     # Nothing wakes the operator: an object without our labels is not watched. The resync finds that the way is free.
     client.delete(kind, namespace, name)
-    wait(lambda: client.get("StatefulSet", namespace, resource["metadata"]["name"]))
+    wait(lambda: progressing().get("reason") == "RollingOut")
+    assert client.get(kind, namespace, name)["metadata"]["ownerReferences"]
+    assert client.get("Deployment", namespace, resource["metadata"]["name"])
 
 
 def test_a_child_whose_owner_was_removed_is_not_touched_any_more(
@@ -256,6 +266,18 @@ def test_a_child_whose_owner_was_removed_is_not_touched_any_more(
     wait(lambda: condition(name, "Ready").get("reason") == "ObjectNotOwned")
 
 
+def test_a_resource_may_be_called_default(operator: Any, manifest: Any, client: Any, namespace: str, wait: Any) -> None:
+    """As the ServiceAccount that every namespace has."""
+    resource = manifest()
+    resource["metadata"]["name"] = "default"
+    client.create(resource)
+    account = wait(lambda: client.get("Deployment", namespace, "default"))["spec"]["template"]["spec"]
+    assert account["serviceAccountName"] == "default-runtime"
+    assert client.get("ServiceAccount", namespace, "default-runtime")["metadata"]["ownerReferences"]
+    assert "ownerReferences" not in client.get("ServiceAccount", namespace, "default")["metadata"]
+    client.delete(names.KIND, namespace, "default")
+
+
 def test_events_tell_what_was_made(created: dict[str, Any], client: Any, namespace: str, wait: Any) -> None:
     uid = created["metadata"]["uid"]
 
@@ -264,5 +286,5 @@ def test_events_tell_what_was_made(created: dict[str, Any], client: Any, namespa
         return {event["message"] for event in events if event["involvedObject"].get("uid") == uid}
 
     name = created["metadata"]["name"]
-    wait(lambda: {f"StatefulSet {name}: created", f"ConfigMap {name}-wire: created"} <= messages())
-    assert json.dumps(sorted(messages())).count(f"StatefulSet {name}: created") == 1
+    wait(lambda: {f"Deployment {name}: created", f"ConfigMap {name}-wire: created"} <= messages())
+    assert json.dumps(sorted(messages())).count(f"Deployment {name}: created") == 1

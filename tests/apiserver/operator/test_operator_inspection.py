@@ -90,7 +90,7 @@ def test_the_job_reads_both_models_and_writes_nothing(job: dict[str, Any], clien
     assert [v["persistentVolumeClaim"]["claimName"] for v in spec["volumes"] if "persistentVolumeClaim" in v] == [
         "models"
     ]
-    assert client.get("StatefulSet", namespace, _resource(job)) is None
+    assert client.get("Deployment", namespace, _resource(job)) is None
 
 
 def test_a_result_is_recorded_used_and_outlives_the_job(
@@ -99,7 +99,7 @@ def test_a_result_is_recorded_used_and_outlives_the_job(
     name = _resource(job)
     wait(lambda: condition(name, "ModelInspected").get("reason") == "InspectionRunning")
     finish(job, RESULT.to_json(), complete=True)
-    wait(lambda: client.get("StatefulSet", namespace, name))
+    wait(lambda: client.get("Deployment", namespace, name))
     wait(lambda: not of("Job", name))
     (record,) = of("ConfigMap", name)
     assert Inspection.from_json(record["data"]["inspection.json"]) == RESULT
@@ -114,13 +114,13 @@ def test_another_model_is_inspected_anew_while_the_old_one_serves(
 ) -> None:
     name = _resource(job)
     finish(job, RESULT.to_json(), complete=True)
-    serving = wait(lambda: client.get("StatefulSet", namespace, name))
+    serving = wait(lambda: client.get("Deployment", namespace, name))
     client.patch(names.KIND, namespace, name, {"spec": {"model": {"uri": "pvc://models/other"}}})
     (second,) = wait(lambda: [j for j in of("Job", name) if j["metadata"]["uid"] != job["metadata"]["uid"]])
     assert second["metadata"]["name"] != job["metadata"]["name"]
-    assert client.get("StatefulSet", namespace, name)["spec"] == serving["spec"]
+    assert client.get("Deployment", namespace, name)["spec"] == serving["spec"]
     finish(second, RESULT.to_json(), complete=True)
-    wait(lambda: client.get("StatefulSet", namespace, name)["spec"] != serving["spec"])
+    wait(lambda: client.get("Deployment", namespace, name)["spec"] != serving["spec"])
     wait(lambda: [r["metadata"]["name"] for r in of("ConfigMap", name)] == [second["metadata"]["name"]])
 
 
@@ -131,7 +131,7 @@ def test_a_failed_inspection_says_what_the_pod_said(
     finish(job, "config.json: hidden_size 4096, draft 2048", complete=False)
     wait(lambda: condition(name, "ModelInspected").get("reason") == "InspectionFailed")
     assert "hidden_size 4096, draft 2048" in condition(name, "Ready")["message"]
-    assert client.get("StatefulSet", namespace, name) is None
+    assert client.get("Deployment", namespace, name) is None
     client.delete("Pod", namespace, f"{job['metadata']['name']}-x")
     client.delete("Job", namespace, job["metadata"]["name"])
     wait(lambda: [j for j in of("Job", name) if j["metadata"]["uid"] != job["metadata"]["uid"]])

@@ -39,9 +39,9 @@ def test_killed_between_two_writes_it_converges(
     name = client.create(manifest())["metadata"]["name"]
     wait(lambda: hit)
     first.kill()
-    assert client.get("StatefulSet", namespace, name) is None
+    assert client.get("Deployment", namespace, name) is None
     second = start(release, namespace)
-    wait(lambda: client.get("StatefulSet", namespace, name), seconds=45)  # the dead one's lease must run out
+    wait(lambda: client.get("Deployment", namespace, name), seconds=45)  # the dead one's lease must run out
     assert second.stop() == 0
     client.delete(names.KIND, namespace, name)
 
@@ -54,7 +54,7 @@ def test_only_one_of_two_leads_and_the_other_takes_over_at_once_when_it_stops(
     second = start("pair", namespace)
     assert second.health().json()["leading"] is False
     name = client.create(manifest())["metadata"]["name"]
-    wait(lambda: client.get("StatefulSet", namespace, name))
+    wait(lambda: client.get("Deployment", namespace, name))
     assert second.reconciles() == 0
     assert first.stop() == 0
     wait(lambda: _leading(second), seconds=6)  # far less than the lease's duration: it was given back
@@ -102,7 +102,7 @@ def test_trouble_with_the_api_server_delays_and_loses_nothing(
     proxy.fault = fault
     operator = start(f"faults-{status}", namespace, server=proxy.url)
     name = client.create(manifest())["metadata"]["name"]
-    wait(lambda: client.get("StatefulSet", namespace, name), seconds=60)
+    wait(lambda: client.get("Deployment", namespace, name), seconds=60)
     wait(lambda: (client.get(names.KIND, namespace, name).get("status") or {}).get("conditions"))
     assert operator.logged("reconcile failed")
     assert not operator.logged("reconcile failed unexpectedly")
@@ -119,7 +119,7 @@ def test_a_resource_that_is_being_deleted_is_left_alone(
     resource = manifest()
     resource["metadata"]["finalizers"] = ["example.test/hold"]
     name = client.create(resource)["metadata"]["name"]
-    wait(lambda: client.get("StatefulSet", namespace, name))
+    wait(lambda: client.get("Deployment", namespace, name))
     client.delete(names.KIND, namespace, name)
     client.delete("Service", namespace, name)
     for number in range(3):
@@ -151,9 +151,9 @@ def test_no_pod_is_made_that_no_node_can_hold(
     message = condition(name, "Ready")["message"]
     assert "the largest node that fits, small, offers 1Gi" in message
     assert "spec.kvCache.host" in message
-    assert client.get("StatefulSet", namespace, name) is None
+    assert client.get("Deployment", namespace, name) is None
     assert operator.stop() == 0
     unchecked = start("nodes", namespace, "checkNodes=false")
-    wait(lambda: client.get("StatefulSet", namespace, name))
+    wait(lambda: client.get("Deployment", namespace, name))
     assert unchecked.stop() == 0
     client.delete(names.KIND, namespace, name)

@@ -9,7 +9,7 @@ from speccache_api.geometry import Inspection, KVGeometry, ModelFacts
 
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 _PATH = re.compile(
-    r"/apis?(?:/(?P<group>[^/]+\.[^/]+|apps|batch))?/v[^/]+(?:/namespaces/[^/]+)?/(?P<plural>[a-z]+)(?P<rest>/.*)?$"
+    r"/apis?(?:/(?P<group>[^/]+\.[^/]+|apps|batch|policy))?/v[^/]+(?:/namespaces/[^/]+)?/(?P<plural>[a-z]+)(?P<rest>/.*)?$"
 )
 _FACTS = ModelFacts(KVGeometry.heads(2, 2, 64), 1000, 128, 256, 1024, "ab" * 32, "llama")
 
@@ -45,15 +45,20 @@ def test_rights_are_exactly_those_used(
     start: Any, proxy: Any, rendered: Any, manifest: Any, client: Any, namespace: str, wait: Any
 ) -> None:
     operator = start("rights", namespace, server=proxy.url)
-    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}, "volumeName": namespace}
     meta = {"name": "models", "namespace": namespace}
     client.create({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": spec})
-    resource = manifest(model={"uri": "pvc://models/a"}, speculative={"algorithm": "None"})
+    optional = {"podDisruptionBudget": {"maxUnavailable": 1}, "networkPolicy": {}}
+    resource = manifest(model={"uri": "pvc://models/a"}, speculative={"algorithm": "None"}, **optional)
     resource["spec"]["kvCache"]["storage"] = {"persistentVolumeClaim": {"size": "1Gi"}}
     name = client.create(resource)["metadata"]["name"]
     selector = f"{names.LABEL_COMPONENT}={names.COMPONENT_INSPECTION}"
     _inspect(client, namespace, wait(lambda: client.list("Job", namespace, selector))[0])
-    wait(lambda: client.get("StatefulSet", namespace, name))
+    _serve(client, namespace, name, wait(lambda: client.get("Deployment", namespace, name)))
+    wait(lambda: client.get("StatefulSet", namespace, name) is None)
+    # What is switched off is deleted.
+    client.patch(names.KIND, namespace, name, {"spec": dict.fromkeys(optional)})
+    wait(lambda: not any(client.get(kind, namespace, name) for kind in ("PodDisruptionBudget", "NetworkPolicy")))
     # Another model: its inspection makes the old record go, which is the only deletion of a ConfigMap.
     client.patch(names.KIND, namespace, name, {"spec": {"model": {"uri": "pvc://models/b"}}})
     wait(lambda: not client.list("ConfigMap", namespace, selector))
@@ -69,9 +74,9 @@ def test_rights_are_exactly_those_used(
 def test_all_namespaces_takes_the_same_rights_as_a_cluster_role(rendered: Any) -> None:
     one, every = rendered("a", "system", "watchNamespace=models"), rendered("a", "system")
     assert _granted(one) == _granted(every)
-    (role,) = _roles_over("statefulsets", every)
+    (role,) = _roles_over("deployments", every)
     assert role["kind"] == "ClusterRole"
-    (role,) = _roles_over("statefulsets", one)
+    (role,) = _roles_over("deployments", one)
     assert (role["kind"], role["metadata"]["namespace"]) == ("Role", "models")
 
 
@@ -90,6 +95,16 @@ def test_the_operators_pod_is_admitted_where_the_restricted_standard_is_enforced
     assert answer.status_code == 201, answer.text
     pod["spec"]["containers"][0]["securityContext"]["allowPrivilegeEscalation"] = True
     assert "PodSecurity" in client.http.post(path, json=pod).text
+
+
+def _serve(client: Any, namespace: str, name: str, live: dict[str, Any]) -> None:
+    """Plays the Deployment's controller, beside a StatefulSet that an earlier operator made."""
+    meta = {"name": name, "namespace": namespace, "ownerReferences": live["metadata"]["ownerReferences"]}
+    spec = {"serviceName": name, **{key: live["spec"][key] for key in ("selector", "template")}}
+    client.create({"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": meta, "spec": spec})
+    counts = dict.fromkeys(("replicas", "updatedReplicas", "readyReplicas", "availableReplicas"), 1)
+    status = {"observedGeneration": live["metadata"]["generation"], **counts}
+    client.patch("Deployment", namespace, name, {"status": status}, subresource="status")
 
 
 def _inspect(client: Any, namespace: str, job: dict[str, Any]) -> None:

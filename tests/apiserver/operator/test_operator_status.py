@@ -9,40 +9,38 @@ from speccache_api import names
 
 @pytest.fixture
 def served(client: Any, operator: Any, manifest: Any, wait: Any, namespace: str) -> str:
-    """Name of a resource with a StatefulSet."""
+    """Name of a resource with a Deployment."""
     # Amounts that the API server keeps in another spelling: that is no drift.
     amounts = {"requests": {"cpu": "0.1"}, "limits": {"cpu": "1000m"}}
-    name: str = client.create(manifest(resources=amounts))["metadata"]["name"]
-    wait(lambda: client.get("StatefulSet", namespace, name))
+    name: str = client.create(manifest(resources=amounts, replicas=1))["metadata"]["name"]
+    wait(lambda: client.get("Deployment", namespace, name))
     return name
 
 
 @pytest.fixture
 def controller(client: Any, namespace: str) -> Any:
-    """Plays the StatefulSet's controller: `controller(name, ready=1)` reports that the newest version has such pods."""
+    """Plays the Deployment's controller: `controller(name, ready=1)` reports that the newest version has such pods."""
 
     def report(name: str, *, ready: int, wanted: int = 1) -> None:
-        live = client.get("StatefulSet", namespace, name)
+        live = client.get("Deployment", namespace, name)
         status = {
             "observedGeneration": live["metadata"]["generation"],
             "replicas": wanted,
             "readyReplicas": ready,
             "updatedReplicas": wanted,
-            "currentRevision": "a",
-            "updateRevision": "a",
         }
-        client.patch("StatefulSet", namespace, name, {"status": status}, subresource="status")
+        client.patch("Deployment", namespace, name, {"status": status}, subresource="status")
 
     return report
 
 
 @pytest.fixture
 def pod(client: Any, namespace: str) -> Any:
-    """Plays scheduler and kubelet: `pod(name, status)` makes the pod NAME-0 of the StatefulSet with this status."""
+    """Plays scheduler and kubelet: `pod(name, status)` makes the pod NAME-0 of the resource with this status."""
 
     def make(name: str, status: dict[str, Any]) -> None:
-        live = client.get("StatefulSet", namespace, name)
-        owner = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": name, "uid": live["metadata"]["uid"]}
+        live = client.get("Deployment", namespace, name)
+        owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": f"{name}-x", "uid": f"{name}-x"}
         template = live["spec"]["template"]
         meta = {
             "name": f"{name}-0",
@@ -136,7 +134,7 @@ def test_nothing_is_written_while_nothing_changes(
     wait(lambda: condition(served, "Ready").get("status") == "True")
 
     def versions() -> dict[str, str]:
-        objects = [client.get(names.KIND, namespace, served), client.get("StatefulSet", namespace, served)]
+        objects = [client.get(names.KIND, namespace, served), client.get("Deployment", namespace, served)]
         objects += client.list("Service", namespace) + client.list("ConfigMap", namespace)
         objects += client.list("ServiceAccount", namespace) + client.list("Event", namespace)
         return {obj["metadata"]["uid"]: obj["metadata"]["resourceVersion"] for obj in objects}
@@ -169,9 +167,9 @@ def test_a_missing_claim_stops_and_its_creation_goes_on(
     client.create(resource)
     wait(lambda: condition(name, "StorageReady").get("reason") == "ClaimNotFound")
     assert condition(name, "Ready")["reason"] == "ClaimNotFound"
-    assert client.get("StatefulSet", namespace, name) is None
+    assert client.get("Deployment", namespace, name) is None
     _claim(client, namespace, f"{name}-mine", "ReadWriteOnce")
-    wait(lambda: client.get("StatefulSet", namespace, name), seconds=4)  # woken by the claim, not by the resync
+    wait(lambda: client.get("Deployment", namespace, name), seconds=4)  # woken by the claim, not by the resync
     client.patch("PersistentVolumeClaim", namespace, f"{name}-mine", {"status": {"phase": "Bound"}}, "status")
     wait(lambda: condition(name, "StorageReady").get("reason") == "ClaimBound")
     owners = client.get("PersistentVolumeClaim", namespace, f"{name}-mine")["metadata"].get("ownerReferences")
@@ -187,9 +185,9 @@ def test_several_replicas_need_a_shared_claim(
     resource["spec"]["kvCache"]["storage"] = {"persistentVolumeClaim": {"claimName": f"{name}-mine"}}
     client.create(resource)
     wait(lambda: condition(name, "StorageReady").get("reason") == "AccessModeNotShared")
-    assert client.get("StatefulSet", namespace, name) is None
+    assert client.get("Deployment", namespace, name) is None
     client.patch(names.KIND, namespace, name, {"spec": {"replicas": 1}})
-    wait(lambda: client.get("StatefulSet", namespace, name))
+    wait(lambda: client.get("Deployment", namespace, name))
 
 
 def _claim(client: Any, namespace: str, name: str, mode: str) -> None:
@@ -218,7 +216,7 @@ def test_a_refused_child_is_told_and_tried_again(
     wait(lambda: condition(name, "StorageReady").get("reason") == "ClaimRefused")
     assert "exceeded quota" in condition(name, "Ready")["message"]
     client.http.delete(f"{path}/dear").raise_for_status()
-    wait(lambda: client.get("StatefulSet", namespace, name))
+    wait(lambda: client.get("Deployment", namespace, name))
 
 
 def test_a_resource_stored_under_looser_rules_is_a_condition_and_a_stop(
@@ -241,4 +239,4 @@ def test_a_resource_stored_under_looser_rules_is_a_condition_and_a_stop(
         client.http.patch(path, json={"spec": {"versions": strict}}, headers=merge).raise_for_status()
     wait(lambda: condition(name, "ConfigValid").get("reason") == "InvalidResource")
     assert "spec.kvCache.pageSize" in condition(name, "Ready")["message"]
-    assert client.get("StatefulSet", namespace, name) is None
+    assert client.get("Deployment", namespace, name) is None

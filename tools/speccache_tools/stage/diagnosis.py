@@ -5,7 +5,11 @@ from speccache_tools.stage.kube import SCD, CommandFailed, Object
 from speccache_tools.stage.objects import conditions
 from speccache_tools.stage.venue import Venue
 
-_OBJECTS = ("get", "deployments,statefulsets,pods,jobs,pvc,configmaps", "--output=wide")
+_OBJECTS = (
+    "get",
+    "deployments,replicasets,pods,jobs,pvc,configmaps,poddisruptionbudgets,networkpolicies",
+    "--output=wide",
+)
 _EVENTS = (
     "get",
     "events",

@@ -1,14 +1,16 @@
 """What is done with a served resource: wait for it, read its metrics, look at its pod and at its storage."""
 
+import queue
 import re
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from speccache_api import names
 from speccache_tools.stage import reach
-from speccache_tools.stage.kube import SCD, Late, Object
-from speccache_tools.stage.objects import holds, is_settled
+from speccache_tools.stage.kube import SCD, Late, Object, StageError
+from speccache_tools.stage.objects import holds, is_leaving, is_settled
 from speccache_tools.stage.venue import Venue
 
 _SAMPLE = re.compile(r"(\w+)(?:\{(.*)\})? (\S+)")
@@ -19,27 +21,45 @@ def wait_settled(venue: Venue, namespace: str, name: str, seconds: float = 120) 
     return venue.kubectl.until(SCD, name, is_settled, namespace=namespace, seconds=seconds, what="ready and complete")
 
 
+def pods_of(venue: Venue, namespace: str, name: str) -> list[Object]:
+    """The served pods that are not on their way out, the newest first."""
+    pods = [pod for pod in venue.kubectl.list("pods", namespace, _selector(name)) if not is_leaving(pod)]
+    return sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), reverse=True)
+
+
 def pod_of(venue: Venue, namespace: str, name: str) -> Object:
-    """The first replica's pod."""
-    return venue.kubectl.must_get("pod", f"{names.statefulset_name(name)}-0", namespace)
+    """The newest served pod. Raises StageError when there is none."""
+    for pod in pods_of(venue, namespace, name):
+        return pod
+    raise StageError(f"{name} has no pod")
 
 
 def wait_pod(venue: Venue, namespace: str, name: str, *, not_uid: str = "", seconds: float = 120) -> Object:
-    """The first replica's pod when it is ready and another one than `not_uid`."""
-
-    def is_it(pod: Object) -> bool:
-        return pod["metadata"]["uid"] != not_uid and holds(pod, "Ready")
-
-    pod = f"{names.statefulset_name(name)}-0"
-    what = "a ready successor" if not_uid else "ready"
-    return venue.kubectl.until("pod", pod, is_it, namespace=namespace, seconds=seconds, what=what)
+    """A served pod that is ready, stays, and is another one than `not_uid`. Raises Late."""
+    deadline = time.monotonic() + seconds
+    with venue.kubectl.watching(("pods", "", _selector(name)), namespace=namespace) as changes:
+        while (left := deadline - time.monotonic()) > 0:
+            with suppress(queue.Empty):
+                change = changes.get(timeout=left)
+                pod = change.obj
+                if not (change.gone or is_leaving(pod) or pod["metadata"]["uid"] == not_uid) and holds(pod, "Ready"):
+                    return pod
+    raise Late(f"{name} has no {'successor' if not_uid else 'pod'} that is ready after {seconds:.0f} s")
 
 
 def replace_pod(venue: Venue, namespace: str, name: str) -> Object:
-    """Delete the first replica's pod as a drain of its node would; answers its ready successor."""
-    old = pod_of(venue, namespace, name)
-    venue.kubectl.delete("pod", old["metadata"]["name"], namespace, wait=False)
-    return wait_pod(venue, namespace, name, not_uid=old["metadata"]["uid"])
+    """Delete the served pod as a drain of its node would; answers its successor, when it is ready and the old pod has
+    written what it had and is gone.
+    """
+    old = pod_of(venue, namespace, name)["metadata"]
+    venue.kubectl.delete("pod", old["name"], namespace, wait=False)
+    successor = wait_pod(venue, namespace, name, not_uid=old["uid"])
+    venue.kubectl.until_gone("pod", old["name"], namespace, seconds=120)
+    return successor
+
+
+def _selector(name: str) -> str:
+    return ",".join(f"{key}={value}" for key, value in names.selector_labels(name).items())
 
 
 def metric(url: str, name: str, **labels: str) -> float:

@@ -1,0 +1,1 @@
+"""Events become keys, and a key becomes one pass at a time."""
