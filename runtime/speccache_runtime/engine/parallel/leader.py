@@ -182,10 +182,7 @@ class Ranks:
     def join(self, config: EngineConfig) -> ProcessGroup:
         """Blocks until all ranks can talk to each other. Raises RankError when one cannot."""
         self.wait_for("here")
-        try:
-            return meet(config, 0, self._meet, COLLECTIVE_TIMEOUT_S)
-        finally:
-            shutil.rmtree(self._meet.parent, ignore_errors=True)
+        return meet(config, 0, self._meet, COLLECTIVE_TIMEOUT_S)
 
     def wait_for(self, stage: Literal["here", "loaded"]) -> None:
         """Blocks until all ranks have come as far. Raises RankError when one cannot."""
@@ -196,6 +193,7 @@ class Ranks:
         """Blocks until all ranks have loaded; how many device pages every one of them has room for, which they are
         told. Raises RankError when one cannot load."""
         self.wait_for("loaded")
+        self._forget_meeting()  # not before: a rank that has just met the others may still be reading it
         pages = min([most, *(ready.most_pages for ready in self._ready["loaded"])])
         self.tell(Pages(pages))
         return pages
@@ -212,6 +210,9 @@ class Ranks:
 
     # ---- the end
 
+    def _forget_meeting(self) -> None:
+        shutil.rmtree(self._meet.parent, ignore_errors=True)
+
     def close(self) -> None:
         """Ends the processes, by force those that do not end by themselves; may be called again."""
         if self._stopping:
@@ -222,6 +223,9 @@ class Ranks:
                 rank.channel.send(Stop())
             except RankError:
                 rank.process.kill()  # it is gone already, or hangs
+        # All leave together: NCCL's end waits for the others, and for ever for one that is dead.
+        leaving = threading.Thread(target=leave, name="leaving", daemon=True)
+        leaving.start()
         for rank in self._ranks:
             try:
                 rank.process.wait(END_TIMEOUT_S)
@@ -230,4 +234,5 @@ class Ranks:
                 rank.process.kill()
                 rank.process.wait()
             rank.channel.close()
-        leave()
+        leaving.join(END_TIMEOUT_S)
+        self._forget_meeting()
