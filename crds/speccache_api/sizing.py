@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
+from speccache_api.drafts import DRAFTS
 from speccache_api.geometry import Inspection, KVDtype, KVGeometry, ModelFacts, builtin_facts
 from speccache_api.quantity import GIB, MIB, format_bytes, round_up
 from speccache_api.spec import Device, Spec
@@ -117,7 +118,7 @@ def known_inspection(spec: Spec) -> Inspection | None:
         return None
     if spec.draft is None:
         return Inspection(target=target)
-    draft = _known(spec.draft.uri, spec.draft.kv_geometry, "draft")
+    draft = _known(spec.draft.uri, spec.draft.kv_geometry, DRAFTS[spec.algorithm].builtin)
     return None if draft is None else Inspection(target=target, draft=draft)
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from speccache_api.drafts import Algorithm
 from speccache_api.fields import Amount, Size
 from speccache_api.names import GPU_RESOURCE
 from speccache_api.quantity import parse_amount
@@ -287,6 +288,11 @@ class Spec(SpecModel):
         return "cuda" if GPU_RESOURCE in limits else "cpu"
 
     @property
+    def algorithm(self) -> Algorithm:
+        """How tokens are proposed, with the default filled in."""
+        return self.speculative.algorithm if self.speculative else "None"
+
+    @property
     def draft(self) -> DraftModel | None:
-        """The draft in use; None without speculation."""
+        """The draft's model; None where none is in use."""
         return self.speculative.draft_model if self.speculative else None

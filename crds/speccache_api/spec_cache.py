@@ -117,9 +117,10 @@ class Storage(SpecModel):
     it.
     """
     missing_draft: Literal["Recompute", "Degrade"] = "Recompute"
-    """What to do when storage has the target's half of a page but not the draft's. `Recompute` (default) uses only
-    whole pairs and prefills the rest. `Degrade` uses the target's half and drafts without the missing part: less
-    prefill, shorter accepts.
+    """What to do when storage has the target's half of a page but not the draft's; for EAGLE3. `Recompute` (default)
+    uses only whole pairs and prefills the rest. `Degrade` uses the target's half and drafts without the missing part:
+    less prefill, shorter accepts. Standalone does neither: its target's half is used, and its draft's half is made anew
+    from the tokens while the target goes on. NGram and None have no draft's half.
     """
     retention: Literal["Retain", "Delete"] = "Retain"
     """What happens to the created claim when this resource is deleted. `Retain` (default) keeps it, `Delete` deletes

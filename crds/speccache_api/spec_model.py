@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from speccache_api import drafts
 from speccache_api.fields import ModelUri, ServedName
 from speccache_api.geometry import KVGeometry
 from speccache_api.rules import Rule, SpecModel
@@ -75,13 +76,25 @@ _SHAPE_IS_KNOWN = Rule(
 """Of the target and of the draft."""
 
 
-def _only_with_a_draft(field: str, why: str, what: str) -> Rule:
+def _needs_model(algorithm: str) -> Rule:
     return Rule(
-        cel=f"self.algorithm != 'None' || !has(self.{field})",
-        message=f"algorithm None {why}; remove {what}, or set algorithm: EAGLE3",
-        check=lambda speculative: speculative.algorithm != "None" or not speculative.given(field),
+        cel=f"self.algorithm != '{algorithm}' || has(self.draftModel)",
+        message=f"algorithm {algorithm} needs draftModel.uri; give one, or set algorithm: None",
+        check=lambda speculative: speculative.algorithm != algorithm or speculative.draft_model is not None,
+        at=".draftModel",
+    )
+
+
+def _refuses(algorithm: str, field: str, why: str, what: str, others: str) -> Rule:
+    return Rule(
+        cel=f"self.algorithm != '{algorithm}' || !has(self.{field})",
+        message=f"algorithm {algorithm} {why}; remove {what}, or set algorithm: {others}",
+        check=lambda speculative: speculative.algorithm != algorithm or not speculative.given(field),
         at=f".{field}",
     )
+
+
+_WITH_MODEL = drafts.any_of(lambda draft: draft.model)
 
 
 class Model(SpecModel):
@@ -105,21 +118,15 @@ class DraftModel(SpecModel):
     """The draft: a small head or model that proposes tokens, which the target then verifies."""
 
     uri: ModelUri
-    """Where the draft is, written like `model.uri`. `builtin://tiny` is the EAGLE-3 head of the built-in model."""
+    """Where the draft is, written like `model.uri`. `builtin://tiny` is the EAGLE-3 head of the built-in model; with
+    Standalone it is the built-in model itself, as its own draft.
+    """
     kv_geometry: DeclaredGeometry | None = None
     """KV shape of the draft. Default: read from the draft's files by the inspection Job (from a table for
     `builtin://`).
     """
 
-    RULES: ClassVar[tuple[Rule, ...]] = (
-        _SHAPE_IS_KNOWN,
-        Rule(
-            cel="!has(self.kvGeometry) || !has(self.kvGeometry.kvLoraRank)",
-            message="an EAGLE-3 head keeps K and V, also for a target with MLA; give kvHeads and headDim",
-            check=lambda draft: draft.kv_geometry is None or draft.kv_geometry.kv_lora_rank is None,
-            at=".kvGeometry",
-        ),
-    )
+    RULES: ClassVar[tuple[Rule, ...]] = (_SHAPE_IS_KNOWN,)
 
 
 class Speculative(SpecModel):
@@ -127,16 +134,18 @@ class Speculative(SpecModel):
     without it. Default: algorithm None.
     """
 
-    algorithm: Literal["None", "EAGLE3"]
-    """How tokens are proposed. `EAGLE3` uses a trained EAGLE-3 head (`draftModel`). `None` decodes one token per pass.
+    algorithm: drafts.Algorithm
+    """How tokens are proposed. `EAGLE3`: by a trained EAGLE-3 head (`draftModel`). `Standalone`: by a small model with
+    the target's tokenizer (`draftModel`). `NGram`: without a model, by what followed the same tokens earlier in the
+    request. `None`: not at all, one token per pass.
     """
     draft_model: DraftModel | None = None
-    """The EAGLE-3 head. Its KV counts in every tier: pages move, are stored and are evicted as pairs of target and
-    draft.
+    """The head of EAGLE3 or the model of Standalone. Its KV counts in every tier: pages move, are stored and are
+    evicted as pairs of target and draft.
     """
     num_steps: Annotated[int, Field(ge=1, le=15)] | None = None
-    """Draft passes per round, hence the most tokens proposed at once. Default 7. More helps text that quotes its
-    prompt.
+    """The most tokens proposed at once; with a draft model as many passes of it per round. Default 7. More helps text
+    that quotes its prompt.
     """
     num_draft_tokens: Annotated[int, Field(ge=2, le=16)] | None = None
     """Rows the target verifies per round: the proposed tokens and one more. Default, and only value served: numSteps +
@@ -144,15 +153,25 @@ class Speculative(SpecModel):
     """
 
     RULES: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            cel="self.algorithm != 'EAGLE3' || has(self.draftModel)",
-            message="algorithm EAGLE3 needs draftModel.uri; give one, or set algorithm: None",
-            check=lambda s: s.algorithm != "EAGLE3" or s.draft_model is not None,
-            at=".draftModel",
+        *(_needs_model(name) for name in drafts.names(lambda draft: draft.model)),
+        *(
+            _refuses(name, "draftModel", "uses no draftModel", "it", _WITH_MODEL)
+            for name in ("None", *drafts.names(lambda draft: not draft.model))
         ),
-        _only_with_a_draft("draftModel", "uses no draftModel", "it"),
-        _only_with_a_draft("numSteps", "takes no steps", "numSteps"),
-        _only_with_a_draft("numDraftTokens", "verifies nothing", "numDraftTokens"),
+        _refuses("None", "numSteps", "takes no steps", "numSteps", drafts.any_of()),
+        _refuses("None", "numDraftTokens", "verifies nothing", "numDraftTokens", drafts.any_of()),
+        Rule(
+            cel="self.algorithm != 'EAGLE3' || !has(self.draftModel) || !has(self.draftModel.kvGeometry)"
+            " || !has(self.draftModel.kvGeometry.kvLoraRank)",
+            message="an EAGLE-3 head keeps K and V, also for a target with MLA; give kvHeads and headDim",
+            check=lambda s: (
+                s.algorithm != "EAGLE3"
+                or s.draft_model is None
+                or s.draft_model.kv_geometry is None
+                or s.draft_model.kv_geometry.kv_lora_rank is None
+            ),
+            at=".draftModel.kvGeometry",
+        ),
         Rule(
             cel="!has(self.numDraftTokens)"
             f" || self.numDraftTokens == (has(self.numSteps) ? self.numSteps : {DEFAULT_STEPS}) + 1",
@@ -164,7 +183,7 @@ class Speculative(SpecModel):
 
     @property
     def steps(self) -> int:
-        """Draft passes per round, with the default filled in."""
+        """The most tokens proposed at once, with the default filled in."""
         return DEFAULT_STEPS if self.num_steps is None else self.num_steps
 
     @property

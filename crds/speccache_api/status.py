@@ -109,7 +109,7 @@ class Status(StatusModel):
     model: Text | None = None
     """Short name of the target model."""
     draft: Text | None = None
-    """Short name of the draft."""
+    """Short name of the draft; the algorithm where it has no model."""
     storage: Text | None = None
     """Name of the PersistentVolumeClaim of the storage tier."""
     fingerprint: Annotated[str, Field(max_length=128)] | None = None
@@ -124,6 +124,8 @@ def summary(resource: SpecCacheDeployment) -> dict[str, str]:
     result = {"model": _last_part(spec.model.uri)}
     if spec.draft is not None:
         result["draft"] = _last_part(spec.draft.uri)
+    elif spec.algorithm != "None":
+        result["draft"] = spec.algorithm
     if resource.storage_claim is not None:
         result["storage"] = resource.storage_claim
     return result

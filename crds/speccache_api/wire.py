@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from speccache_api import names
+from speccache_api.drafts import Algorithm
 from speccache_api.geometry import Inspection, KVDtype, KVGeometry
 from speccache_api.resource import SpecCacheDeployment
 from speccache_api.sizing import MemoryPlan, kv_dtype
@@ -42,9 +43,9 @@ class WireSource(WireModel):
 
 
 class WireSpeculative(WireModel):
-    """Speculation. With algorithm None there is no draft: 0 steps, 1 row to verify."""
+    """Speculation. `draft` is None for an algorithm without a model. With algorithm None: 0 steps, 1 row to verify."""
 
-    algorithm: Literal["None", "EAGLE3"]
+    algorithm: Algorithm
     draft: WireSource | None
     num_steps: Count
     num_draft_tokens: Positive
@@ -163,11 +164,11 @@ def model_path(uri: str, mount: str) -> str | None:
 
 
 def _speculative(spec: Spec) -> WireSpeculative:
-    if spec.speculative is None or spec.draft is None:
+    if spec.speculative is None or spec.algorithm == "None":
         return WireSpeculative(algorithm="None", draft=None, num_steps=0, num_draft_tokens=1)
     return WireSpeculative(
         algorithm=spec.speculative.algorithm,
-        draft=_source(spec.draft.uri, names.DRAFT_MODEL_PATH),
+        draft=None if spec.draft is None else _source(spec.draft.uri, names.DRAFT_MODEL_PATH),
         num_steps=spec.speculative.steps,
         num_draft_tokens=spec.speculative.draft_tokens,
     )

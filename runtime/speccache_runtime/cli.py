@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
+from speccache_api import drafts
 from speccache_runtime.errors import ConfigError, EngineFailed, SpecCacheError
 
 EXIT_FAILED = 1
@@ -51,6 +52,7 @@ Read the sizes and identities of a target and its draft from their files, and pr
 
 examples:
   speccache-runtime inspect --target /data/llama --draft /data/eagle3-llama
+  speccache-runtime inspect --target /data/llama --draft /data/llama-small --algorithm Standalone
   speccache-runtime inspect --target /models/target --draft /models/draft --termination-message
       what the inspection Job runs: the JSON, or the one line of an error, becomes the pod's last message
   speccache-runtime inspect --builtin > crds/speccache_api/builtin.json
@@ -67,11 +69,12 @@ examples:
 
 _RESTART_HELP = """\
 Start a server, send it prompts, restart it on the same storage and send them again; then once more with the draft's
-half of every stored page withheld, and once without speculation. Prints what came from the cache, latencies and accept
-lengths.
+half of every stored page withheld (if the draft keeps KV), and once without speculation. Prints what came from the
+cache, latencies and accept lengths.
 
 examples:
   speccache-runtime bench restart -f samples/tiny.yaml
+  speccache-runtime bench restart -f samples/tiny.yaml --algorithm NGram
   speccache-runtime bench restart -f samples/tiny.yaml --json > restart.json
 """
 
@@ -166,6 +169,12 @@ def _add_inspect(commands: _Commands) -> None:
     source.add_argument("--builtin", action="store_true", help="inspect the packaged models")
     parser.add_argument("--draft", metavar="DIR", help="directory of the draft model, or its builtin:// URI")
     parser.add_argument(
+        "--algorithm",
+        choices=drafts.names(lambda draft: draft.model),
+        default="EAGLE3",
+        help="what the draft is for (default: EAGLE3)",
+    )
+    parser.add_argument(
         "--termination-message",
         type=Path,
         nargs="?",
@@ -186,6 +195,11 @@ def _add_bench(commands: _Commands) -> None:
 def _add_bench_restart(kinds: _Commands) -> None:
     parser = _add(kinds, "restart", "what a restart costs, with and without the draft's half", _RESTART_HELP)
     parser.add_argument("-f", "--filename", type=Path, required=True, metavar="RESOURCE", help="as for serve")
+    parser.add_argument(
+        "--algorithm",
+        choices=drafts.names(),
+        help="in place of the resource's own, with a built-in draft if it needs one",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--new-tokens", type=_positive, default=64, metavar="N", help="tokens per prompt (default: 64)")
     _add_local_options(parser)
@@ -232,7 +246,10 @@ def _inspect(arguments: argparse.Namespace) -> int:
         raise ConfigError("--builtin takes neither --draft nor --termination-message")
     code = 0
     try:
-        text = builtin_table() if arguments.builtin else inspect_pair(arguments.target, arguments.draft)
+        if arguments.builtin:
+            text = builtin_table()
+        else:
+            text = inspect_pair(arguments.target, arguments.draft, arguments.algorithm)
     except SpecCacheError as error:
         code, text = EXIT_FAILED, f"{_one_line(error)}\n"
         sys.stderr.write(f"speccache-runtime: {text}")
@@ -248,7 +265,9 @@ def _bench_restart(arguments: argparse.Namespace) -> int:
 
     # Ended from outside, the benchmark must still end the server that it started: leave by an exception.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    report = run_restart_bench(arguments.filename, arguments.claim, arguments.storage_dir, arguments.new_tokens)
+    report = run_restart_bench(
+        arguments.filename, arguments.claim, arguments.storage_dir, arguments.new_tokens, arguments.algorithm
+    )
     sys.stdout.write(report.to_json() if arguments.json else report.to_text())
     return 0
 

@@ -13,6 +13,8 @@ from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
+from speccache_api import drafts
+from speccache_api.drafts import DRAFTS, Algorithm
 from speccache_api.geometry import KVDtype, KVGeometry
 from speccache_api.names import HTTP_PORT
 from speccache_api.uris import BUILTIN_SCHEME, builtin_name
@@ -59,12 +61,12 @@ class EngineConfig:
     """As the user wrote it; for messages."""
     target_path: Path
     """Directory of the target."""
-    algorithm: Literal["None", "EAGLE3"]
+    algorithm: Algorithm
     draft_uri: str | None
     draft_path: Path | None
-    """Directory of the draft; None exactly when `algorithm` is None."""
+    """Directory of the draft; None exactly when `algorithm` has no model."""
     num_steps: int
-    """Draft passes per round; 0 when `algorithm` is None."""
+    """The most tokens proposed at once; 0 when `algorithm` is None."""
     page_size: int
     """Tokens of a page."""
     device_pages: int | None
@@ -142,7 +144,7 @@ def from_wire(wire: WireDocument) -> EngineConfig:
         target_path=_directory(wire.target, "target"),
         algorithm=speculative.algorithm,
         draft_uri=None if draft is None else draft.uri,
-        draft_path=None if draft is None else _directory(draft, "draft"),
+        draft_path=None if draft is None else _directory(draft, DRAFTS[speculative.algorithm].builtin),
         num_steps=speculative.num_steps,
         page_size=cache.page_size,
         device_pages=cache.device_pages,
@@ -191,15 +193,19 @@ def _fraction(text: str | None) -> float | None:
 def _check_parts(wire: WireDocument) -> None:
     """What the document's types cannot say. The operator never writes such a document; a person might."""
     speculative, cache = wire.speculative, wire.kv_cache
-    drafting = speculative.algorithm != "None"
-    if drafting != (speculative.draft is not None):
-        raise ConfigError("speculative.draft: needed exactly when speculative.algorithm is not None")
-    if drafting and speculative.num_steps < 1:
-        raise ConfigError("speculative.numSteps: must be at least 1 when there is a draft")
+    draft = DRAFTS.get(speculative.algorithm)
+    has_model, has_pool = draft is not None and draft.model, draft is not None and draft.pool
+    if has_model != (speculative.draft is not None):
+        raise ConfigError(
+            "speculative.draft: needed exactly when speculative.algorithm is"
+            f" {drafts.any_of(lambda draft: draft.model)}"
+        )
+    if (draft is not None) != (speculative.num_steps > 0):
+        raise ConfigError("speculative.numSteps: must be at least 1, and 0 when speculative.algorithm is None")
     if speculative.num_draft_tokens != speculative.num_steps + 1:
         raise ConfigError("speculative.numDraftTokens: must be numSteps + 1")
-    if drafting != (wire.geometry.draft is not None):
-        raise ConfigError("geometry.draft: needed exactly when there is a draft")
+    if has_pool != (wire.geometry.draft is not None):
+        raise ConfigError("geometry.draft: needed exactly when speculative.algorithm has a draft that keeps KV")
     if (cache.device_pages is None) == (cache.device_memory_fraction is None):
         raise ConfigError("kvCache: exactly one of devicePages and deviceMemoryFraction must be set")
     if cache.device_memory_fraction is not None and wire.device == "cpu":

@@ -109,7 +109,7 @@ class Usage:
     """What one request used.
 
     `cached_tokens` counts prompt tokens whose target KV was not computed, by the tier they were found in.
-    `draft_absent_tokens` counts those of them whose draft half was missing and is masked.
+    `draft_absent_tokens` counts those of them whose draft half was missing: it is masked, or made anew from the tokens.
     `verify_steps` counts target passes after the prefill, each of which accepts proposals and adds one token of its
     own; without speculation a verify step is a plain decode step. Accept length = completion_tokens / verify_steps.
     `verify_steps_first64` and `tokens_first64` are the same two counts up to the last verify step that began before

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import yaml
 from yaml.constructor import ConstructorError
 
+from speccache_api.drafts import DRAFTS
 from speccache_api.geometry import Inspection
 from speccache_api.names import HTTP_PORT, KIND
 from speccache_api.resource import InvalidResource, SpecCacheDeployment
@@ -97,8 +98,10 @@ def plan_locally(resource: SpecCacheDeployment, options: LocalOptions) -> LocalP
     """
     spec = resource.spec
     target = model_directory(spec.model.uri, "target", options.claims)
-    draft = None if spec.draft is None else model_directory(spec.draft.uri, "draft", options.claims)
-    inspection = known_inspection(spec) or _inspect(target, draft)
+    draft = None
+    if spec.draft is not None:
+        draft = model_directory(spec.draft.uri, DRAFTS[spec.algorithm].builtin, options.claims)
+    inspection = known_inspection(spec) or _inspect(target, draft, spec.algorithm)
     try:
         memory = size_memory(spec, inspection)
     except SizingError as error:
@@ -153,11 +156,11 @@ def make_storage_dir(path: Path) -> None:
         raise ConfigError(f"cannot create the storage directory {path}: {error.strerror or error}") from error
 
 
-def _inspect(target: Path, draft: Path | None) -> Inspection:
+def _inspect(target: Path, draft: Path | None, algorithm: str) -> Inspection:
     # Imports the model code: not at module level, so that a typing error in the resource is answered at once.
     from speccache_runtime.model.inspect import inspect as inspect_models
 
-    return inspect_models(target, draft)
+    return inspect_models(target, draft, algorithm)
 
 
 def _with_storage(config: EngineConfig, directory: Path | None) -> EngineConfig:

@@ -34,7 +34,7 @@ class Metrics:
             "time_per_output_token", "Mean time per token after the first, by cache source.", "source"
         )
         self.itl = histogram("inter_token_latency", "Time between two outputs of a request.")
-        # Speculation, by where the request's prefix came from: cold, device, host, storage, degraded
+        # Speculation, by where the request's prefix came from: cold, device, host, storage, degraded, rebuilt
         self.verify_steps = counter("verify_steps", "Target passes that verified proposals, by cache source.", "source")
         self.verified_tokens = counter(
             "verified_tokens", "Tokens generated; divided by verify_steps this is the accept length.", "source"
@@ -50,7 +50,7 @@ class Metrics:
         self.page_lookups = counter(
             "page_lookups",
             "Pages looked for, by tier and half: hit, miss, corrupt, error, clamped (target given up because the draft "
-            "half is absent) or degraded (draft half absent and masked).",
+            "half is absent), degraded (draft half absent and masked) or rebuilt (absent and made anew).",
             "tier",
             "half",
             "result",

@@ -18,7 +18,7 @@ class Table:
     """More pages for the page table of one request.
 
     `row` is the request's place in the runner, `at` how many pages its table holds already; with 0 the table begins
-    anew. `pages` are device page numbers in the order of the tokens, `draft` those of them whose draft half is there.
+    anew. `pages` are device page numbers in the order of the tokens, `draft` those of them that the draft may see.
     """
 
     row: int
@@ -28,19 +28,38 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftRows:
+    """What the draft computes of one request behind the target's pass: slots [start, start + tokens).
+
+    `tokens` are known before the step: the draft's KV at slot `start + i` takes the i-th of them, which is the token
+    at that slot or, for a draft that looks ahead, the one so many behind it. With `follows`, those that the target
+    chooses in this step come after them, and proposals can be made; without, the draft has not caught up.
+    """
+
+    start: int
+    tokens: tuple[int, ...]
+    follows: bool
+
+
+NO_ROWS = DraftRows(0, (), follows=False)
+"""The draft does nothing for this request."""
+
+
+@dataclass(frozen=True, slots=True)
 class Group:
     """One request's rows of a pass: positions [start, start + rows).
 
-    `tokens` are known to the engine. `held` proposals follow them, which the runner made itself and keeps for this row.
+    `tokens` are known to the engine: when decoding the newest token, then the proposals that the engine made. `held`
+    proposals follow them, which the runner made itself and keeps for this row.
     `parents` has an entry for each proposal (`tokens` behind the first, when decoding, and the held ones): the row of
     this group that it follows. Today's drafts make chains, so it is (0, 1, 2, ...), and a runner refuses others.
 
     A decoding group chooses a token behind each of its rows, an extending one behind its last row, if `chooses`.
     Slot s of the request lies in page `s // page_size` of its table, at `s % page_size`.
 
-    `behind` are the tokens after the last row as far as a draft looks ahead and they are known before the step.
-    `propose` is how many proposals are wanted afterwards, at most; there is room for as many slots. `left` is how many
-    tokens the request may still generate, those of this step included. `loads` are the jobs that bring its pages.
+    `draft` are the rows of the draft on the device, if there is one and it has something to do. `propose` is how many
+    proposals are wanted of it afterwards, at most; there is room for as many slots. `left` is how many tokens the
+    request may still generate, those of this step included. `loads` are the jobs that bring its pages.
     """
 
     row: int
@@ -50,7 +69,7 @@ class Group:
     parents: tuple[int, ...]
     chooses: bool
     sampling: Sampling
-    behind: tuple[int, ...]
+    draft: DraftRows
     propose: int
     left: int
     loads: tuple[int, ...] = ()

@@ -29,7 +29,13 @@ def _unknown(value: Any, schema: dict[str, Any], path: str) -> list[str]:
 
 
 def test_there_are_samples() -> None:
-    assert {path.name for path in _FILES} >= {"tiny.yaml", "tiny-plain.yaml", "llama-8b-gpu.yaml"}
+    assert {path.name for path in _FILES} >= {
+        "tiny.yaml",
+        "tiny-ngram.yaml",
+        "tiny-plain.yaml",
+        "tiny-standalone.yaml",
+        "llama-8b-gpu.yaml",
+    }
 
 
 @pytest.mark.parametrize("path", _FILES, ids=lambda path: path.name)

@@ -247,14 +247,18 @@ def test_pull_secrets_are_on_the_service_account(context: Any) -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        (ON_CLAIMS, "--target /models/target/big/target --draft /models/draft"),
+        (ON_CLAIMS, "--target /models/target/big/target --draft /models/draft --algorithm EAGLE3"),
         ({"spec.model": {"uri": "pvc://m/x"}, "spec.speculative": None}, "--target /models/target/x"),
         (
             {"spec.speculative": {"algorithm": "EAGLE3", "draftModel": {"uri": "pvc://drafts"}}},
-            "--target builtin://tiny --draft /models/draft",
+            "--target builtin://tiny --draft /models/draft --algorithm EAGLE3",
+        ),
+        (
+            {"spec.speculative": {"algorithm": "Standalone", "draftModel": {"uri": "pvc://drafts"}}},
+            "--target builtin://tiny --draft /models/draft --algorithm Standalone",
         ),
     ],
-    ids=["both on claims", "no draft", "built-in target"],
+    ids=["both on claims", "no draft", "built-in target", "a draft of another kind"],
 )
 def test_the_job_inspects_what_is_served(fields: dict[str, Any], words: str, context: Any) -> None:
     command = inspection_job.command(context(**fields))

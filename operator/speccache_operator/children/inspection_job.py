@@ -44,6 +44,7 @@ def command(ctx: BuildContext) -> list[str]:
     words = ["speccache-runtime", "inspect", "--target", paths.get("spec.model.uri", spec.model.uri)]
     if spec.draft is not None:
         words += ["--draft", paths.get("spec.speculative.draftModel.uri", spec.draft.uri)]
+        words += ["--algorithm", spec.algorithm]
     return [*words, "--termination-message"]
 
 

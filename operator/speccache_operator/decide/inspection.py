@@ -49,7 +49,7 @@ class Finding:
 def job_name(resource: SpecCacheDeployment, image: RuntimeImage) -> str:
     """The name of Job and record: it covers both models and the image that reads them."""
     spec = resource.spec
-    subject = [spec.model.uri, spec.draft.uri if spec.draft else None, image.name]
+    subject = [spec.model.uri, [spec.algorithm, spec.draft.uri] if spec.draft else None, image.name]
     digest = hashlib.sha256(json.dumps(subject).encode()).hexdigest()
     return names.inspection_job_name(resource.name, digest)
 

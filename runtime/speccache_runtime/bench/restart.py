@@ -2,7 +2,8 @@
 
     cold             a new server on empty storage
     restored         its successor on the same storage: pairs come back whole
-    draft withheld   a successor on a copy of that storage without the draft's halves, told to use the rest (Degrade)
+    draft withheld   a successor on a copy of that storage without the draft's halves, told to use the rest (Degrade);
+                     not with a draft that keeps no KV
     plain            a server without speculation and without storage, for comparison
 
 Every run is a `speccache-runtime serve` process of its own, ended by SIGTERM as a pod is. The prompts are sent one at a
@@ -26,7 +27,9 @@ from typing import Any
 
 import yaml
 
+from speccache_api.drafts import DRAFTS
 from speccache_api.resource import SpecCacheDeployment
+from speccache_api.uris import builtin_name
 from speccache_runtime.bench.client import complete
 from speccache_runtime.bench.prompts import Prompt, load_prompts
 from speccache_runtime.bench.report import COLD, PLAIN, RESTORED, TITLES, WITHHELD, Report, Run
@@ -39,13 +42,15 @@ from speccache_runtime.local import make_storage_dir, parse_resource, read_resou
 VERSIONS_OF = ("speccache", "torch", "transformers")
 
 
-def run_restart_bench(path: Path, claims: Sequence[str], scratch: Path | None, new_tokens: int) -> Report:
-    """Measure all four runs; progress goes to standard error. Temporary storage is made under `scratch`, which
-    is made if it is missing, and removed.
+def run_restart_bench(
+    path: Path, claims: Sequence[str], scratch: Path | None, new_tokens: int, algorithm: str | None = None
+) -> Report:
+    """Measure all runs, with `algorithm` in place of the resource's own if it is given.
 
-    Raises ConfigError for a resource that cannot show the effect, BenchError when a server cannot be run.
+    Progress goes to standard error. Temporary storage is made under `scratch`, which is made if it is missing, and
+    removed. Raises ConfigError for a resource that cannot show the effect, BenchError when a server cannot be run.
     """
-    data = read_resource(path)
+    data = with_algorithm(read_resource(path), algorithm)
     resource = parse_resource(data, path)
     _check(resource)
     if scratch is not None:
@@ -53,13 +58,16 @@ def run_restart_bench(path: Path, claims: Sequence[str], scratch: Path | None, n
     with tempfile.TemporaryDirectory(prefix="speccache-bench-", dir=scratch) as folder:
         bench = _Bench(Path(folder), data, resource.served_name, tuple(claims), load_prompts(), new_tokens)
         stored, withheld = Path(folder) / "storage", Path(folder) / "withheld"
-        cold = bench.run(COLD, data, stored)
-        shutil.copytree(stored, withheld)
-        withhold_drafts(withheld)
-        restored = bench.run(RESTORED, data, stored)
-        degraded = bench.run(WITHHELD, with_degrade(data), withheld)
+        runs = [bench.run(COLD, data, stored)]
+        paired = DRAFTS[resource.spec.algorithm].pool
+        if paired:
+            shutil.copytree(stored, withheld)
+            withhold_drafts(withheld)
+        runs.append(bench.run(RESTORED, data, stored))
+        if paired:
+            runs.append(bench.run(WITHHELD, with_degrade(data), withheld))
         plain = bench.run(PLAIN, without_speculation(data), None)
-    return Report([cold, restored, degraded], plain, {"new_tokens": new_tokens, **_about(resource)})
+    return Report(runs, plain, {"new_tokens": new_tokens, **_about(resource)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +98,27 @@ class _Bench:
         return Run(name, self.prompts, answers)
 
 
+def with_algorithm(data: dict[str, Any], algorithm: str | None) -> dict[str, Any]:
+    """The resource with another algorithm, as far as its own models and the built-in ones have a draft for it; None
+    leaves it as it is.
+
+    Raises ConfigError where there is no such draft.
+    """
+    spec = data.get("spec") or {}
+    own = spec.get("speculative") or {}
+    if algorithm is None or own.get("algorithm") == algorithm:
+        return data
+    changed = copy.deepcopy(data)
+    speculative = changed["spec"]["speculative"] = {**own, "algorithm": algorithm}
+    speculative.pop("draftModel", None)
+    if DRAFTS[algorithm].model:
+        uri = str((spec.get("model") or {}).get("uri"))
+        if builtin_name(uri) is None:
+            raise ConfigError(f"--algorithm {algorithm}: {uri} has no built-in draft; give a resource that names one")
+        speculative["draftModel"] = {"uri": uri}
+    return changed
+
+
 def with_degrade(data: dict[str, Any]) -> dict[str, Any]:
     """The resource, told to use target halves whose draft half is missing."""
     changed = copy.deepcopy(data)
@@ -116,17 +145,18 @@ def withhold_drafts(storage: Path) -> None:
 
 
 def _check(resource: SpecCacheDeployment) -> None:
-    if resource.spec.draft is None or resource.spec.kv_cache.storage is None:
+    if resource.spec.algorithm == "None" or resource.spec.kv_cache.storage is None:
         raise ConfigError(
-            "bench restart needs a resource with spec.speculative.draftModel and spec.kvCache.storage, such as "
-            "samples/tiny.yaml: it measures what becomes of both after a restart"
+            "bench restart needs a resource with spec.kvCache.storage and an algorithm, such as samples/tiny.yaml with "
+            "spec.speculative.draftModel: it measures what becomes of both after a restart"
         )
 
 
 def _about(resource: SpecCacheDeployment) -> dict[str, Any]:
     versions = {name: metadata.version(name) for name in VERSIONS_OF} | {"python": platform.python_version()}
     hardware = {"device": resource.spec.device, "cpu": _cpu_name(), "cores": len(os.sched_getaffinity(0))}
-    return {"model": resource.spec.model.uri, "hardware": hardware, "versions": versions}
+    subject = {"model": resource.spec.model.uri, "algorithm": resource.spec.algorithm}
+    return {**subject, "hardware": hardware, "versions": versions}
 
 
 def _cpu_name() -> str:

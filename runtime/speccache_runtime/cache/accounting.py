@@ -9,11 +9,13 @@ from speccache_runtime.core import Tier
 from speccache_runtime.metrics import Metrics
 
 
-def count_lookups(metrics: Metrics, wanted: int, found: Sequence[Entry], draft_present: Sequence[bool]) -> None:
+def count_lookups(
+    metrics: Metrics, wanted: int, found: Sequence[Entry], draft_present: Sequence[bool], absent: str
+) -> None:
     """Counts one admission that looked for `wanted` pages, of which the tiers knew `found`.
 
-    `draft_present` has an item for each page that is used. Call it before pages are loaded: then an entry without
-    device page is a hit of the host.
+    `draft_present` has an item for each page that is used, `absent` says what becomes of those without. Call it before
+    pages are loaded: then an entry without device page is a hit of the host.
     """
     on_device = sum(entry.device is not None for entry in found)
     for tier, half, result, count in (
@@ -22,7 +24,7 @@ def count_lookups(metrics: Metrics, wanted: int, found: Sequence[Entry], draft_p
         (Tier.HOST, "target", "hit", len(found) - on_device),
         (Tier.HOST, "target", "miss", wanted - len(found)),
         (Tier.HOST, "draft", "clamped", len(found) - len(draft_present)),
-        (Tier.HOST, "draft", "degraded", sum(not present for present in draft_present)),
+        (Tier.HOST, "draft", absent, sum(not present for present in draft_present)),
     ):
         if count:
             metrics.page_lookups.labels(tier=tier, half=half, result=result).inc(count)

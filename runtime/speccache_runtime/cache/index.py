@@ -202,6 +202,11 @@ class Index:
         entry.device_pins = 1
         return entry, True
 
+    def add_draft(self, entry: Entry) -> None:
+        """Notes that the draft half of a device page has been made after the target's."""
+        assert entry.device is not None
+        entry.draft_on_device = True
+
     def attach_device(self, entry: Entry, page: int, *, draft: bool) -> None:
         """Gives a host-only entry a device page (taken before) that its bytes are on their way to; pins it once."""
         assert entry.device is None

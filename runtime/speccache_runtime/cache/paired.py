@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from speccache_api.drafts import Draft
 from speccache_runtime.cache.accounting import PageGauges, count_lookups
 from speccache_runtime.cache.index import Entry, Index
 from speccache_runtime.cache.layout import HostRecord
@@ -43,7 +44,7 @@ class PairedCache:
     def __init__(self, target: KVPool, *, host_pages: int, answer: MissingDraft, metrics: Metrics) -> None:
         self._target = target
         self._draft: KVPool | None = None
-        self._lookahead = 0
+        self._facts: Draft | None = None
         self._host_pages = host_pages
         self._answer = answer
         self._metrics = metrics
@@ -64,11 +65,10 @@ class PairedCache:
 
     # ---- startup
 
-    def register_draft(self, pool: KVPool, *, lookahead: int) -> None:
-        """Adds the draft's half to every page. Once, before `open`.
+    def register_draft(self, pool: KVPool, draft: Draft) -> None:
+        """Adds the half of `draft` to every page. Once, before `open`.
 
-        `lookahead` is how many successor tokens the draft's KV at a position depends on (EAGLE: 1, standalone draft:
-        0). Raises ConfigError when the pool cannot share page numbers with the target's.
+        Raises ConfigError when the pool cannot share page numbers with the target's.
         """
         if self._opened or self._draft is not None:
             raise ConfigError("speculative.draftModel: the draft pool is registered once, before the first request")
@@ -77,7 +77,7 @@ class PairedCache:
                 f"speculative.draftModel: draft pool has {pool.num_pages} pages of {pool.shape.page_size} tokens, "
                 f"target pool {self._target.num_pages} of {self.page_size}; they must share page numbers"
             )
-        self._draft, self._lookahead = pool, lookahead
+        self._draft, self._facts = pool, draft
 
     def open(self, store: PairStore | None, wake: Callable[[], None], ranks: OtherRanks | None = None) -> None:
         """Allocates the host records and starts the tiers; the cache owns `store` from here on.
@@ -98,7 +98,7 @@ class PairedCache:
                 self.index,
                 self._io,
                 self._metrics,
-                draft=self._draft is not None,
+                draft=self._facts,
                 answer=self._answer,
             )
 
@@ -145,23 +145,28 @@ class PairedCache:
         found = self.index.walk(lease.chain.keys[:pages], lease.chain.packed[:pages])
         swap = {entry for entry in found if self._host_copy_is_better(entry)}
         present = [self._draft is None or entry.draft_present or entry in swap for entry in found]
-        use = usable_pages(present, self._answer)
+        use = usable_pages(present, self._answer, rebuilds=self._rebuilds)
         hits, present = found[:use], present[:use]
         loading = [e for e in hits if e.device is None or e in swap]
         device_pages = self._take_for(hits, loading, swap)
         if device_pages is None:
             return None
-        count_lookups(self._metrics, pages, found, present)
+        count_lookups(self._metrics, pages, found, present, "rebuilt" if self._rebuilds else "degraded")
         from_storage = prefetch.landed if prefetch else set()
         tiers = [_tier_of(e, from_storage) for e in hits]
         self._load(loading, device_pages)
         self.index.touch(lease.chain.keys[:pages])
-        lease.add([_page(e) for e in hits], list(hits), [not p for p in present])
+        masked = [not p and not self._rebuilds for p in present]
+        lease.add([_page(e) for e in hits], list(hits), masked)
         lease.loads = tuple(sorted({self._arriving[e] for e in hits if e in self._arriving}))
         lease.published = use
         self._leases.add(lease)
         by_tier = {tier: tiers.count(tier) * self.page_size for tier in Tier}
-        return Hit(use * self.page_size, by_tier, lease.num_absent * self.page_size)
+        return Hit(use * self.page_size, by_tier, present.count(False) * self.page_size)
+
+    @property
+    def _rebuilds(self) -> bool:
+        return self._facts is not None and self._facts.rebuilds
 
     def _host_copy_is_better(self, entry: Entry) -> bool:
         """Whether the device copy, which nobody uses, lacks its draft half and the host copy has it."""
@@ -196,24 +201,38 @@ class PairedCache:
         lease.add(pages, [None] * missing, [False] * missing)
         return True
 
-    def publish(self, leases: Sequence[tuple[Lease, Sequence[int], int]]) -> None:
-        """Makes final pages known and writes them through. One item per request: lease, its tokens, computed slots.
+    def publish(self, leases: Sequence[tuple[Lease, Sequence[int], int, int]]) -> None:
+        """Makes final pages known and writes them through. One item per request: lease, its tokens, how many slots the
+        target has computed, and how many the draft.
 
-        The draft half of every slot whose successors are known must be computed by now. What a page costs does not
-        depend on the length of its prefix.
+        A draft half is published with its page if the draft has got past it, and later when it gets there. What a page
+        costs does not depend on the length of its prefix.
         """
         wanted = []
-        for lease, tokens, computed in leases:
-            upto = publishable_pages(len(tokens), computed, self.page_size, self._lookahead)
+        lookahead = self._facts.lookahead if self._facts else 0
+        for lease, tokens, computed, drafted in leases:
+            late = self._pair_up(lease, drafted) if self._rebuilds else []
+            upto = publishable_pages(len(tokens), computed, self.page_size, lookahead)
             if upto <= lease.published:
+                if late:
+                    wanted.append(Wanted(late, [], lease.known))
                 continue
             lease.chain.extend(tokens, upto)
             above = self._sweep(lease, SWEEP * (upto - lease.published))
-            fresh = [self._publish_page(lease, tokens, page) for page in range(lease.published, upto)]
+            fresh = [self._publish_page(lease, tokens, page, drafted) for page in range(lease.published, upto)]
             lease.published = upto
-            wanted.append(Wanted([e for e in fresh if e is not None], above, lease.known))
+            wanted.append(Wanted([*late, *(e for e in fresh if e is not None)], above, lease.known))
         if wanted:
             self._writeback.backup(wanted)
+
+    def _pair_up(self, lease: Lease, drafted: int) -> list[Entry]:
+        """Notes the draft halves that this request has made since in pages that were known without; their entries."""
+        done = drafted // self.page_size
+        entries = [e for e in lease.entries[lease.paired : done] if e is not None and not e.draft_on_device]
+        for entry in entries:
+            self.index.add_draft(entry)
+        lease.paired = max(lease.paired, done)
+        return entries
 
     def _sweep(self, lease: Lease, most: int) -> list[Entry]:
         """Marks the next pages of a running request as used, `most` of them; those of them that the host lacks."""
@@ -315,15 +334,18 @@ class PairedCache:
         for entry in entries:
             del self._arriving[entry]
 
-    def _publish_page(self, lease: Lease, tokens: Sequence[int], page: int) -> Entry | None:
+    def _publish_page(self, lease: Lease, tokens: Sequence[int], page: int, drafted: int) -> Entry | None:
         end = (page + 1) * self.page_size
+        facts = self._facts
+        # What a draft computed behind a masked page is good only if it did not depend on that page.
+        clean = facts is not None and end <= drafted and (facts.local or not lease.num_absent)
         entry, owned = self.index.publish(
             lease.chain.keys[page],
             lease.chain.parent(page),
             lease.chain.packed[page],
             lease.pages[page],
-            draft=self._draft is not None,
-            successors=tuple(tokens[end : end + self._lookahead]),
+            draft=clean,
+            successors=tuple(tokens[end : end + facts.lookahead]) if facts is not None else (),
         )
         if not owned:
             return None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 class MissingDraft(enum.StrEnum):
-    """What to do with a target hit whose draft halves are absent.
+    """What to do with a target hit whose draft halves are absent and can only be made with the target's features.
 
     RECOMPUTE gives the hit up from the first page that is not a whole pair, so the draft's KV is built anew with the
     target's. DEGRADE keeps the hit; the absent pages are masked out of the draft's attention, which costs accept
@@ -18,9 +18,12 @@ class MissingDraft(enum.StrEnum):
     DEGRADE = "Degrade"
 
 
-def usable_pages(draft_present: Sequence[bool], answer: MissingDraft) -> int:
-    """How many leading pages of a target hit to use; `draft_present` has one item per page of the hit."""
-    if answer is MissingDraft.DEGRADE:
+def usable_pages(draft_present: Sequence[bool], answer: MissingDraft, *, rebuilds: bool = False) -> int:
+    """How many leading pages of a target hit to use; `draft_present` has one item per page of the hit.
+
+    A draft that `rebuilds` makes absent halves anew from tokens: nothing has to be given up for it.
+    """
+    if rebuilds or answer is MissingDraft.DEGRADE:
         return len(draft_present)
     for page, present in enumerate(draft_present):
         if not present:

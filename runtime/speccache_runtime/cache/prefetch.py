@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from speccache_api.drafts import Draft
 from speccache_runtime.cache.index import Entry, Index
 from speccache_runtime.cache.keys import ROOT
 from speccache_runtime.cache.lease import Prefetch
@@ -43,9 +44,10 @@ class Prefetcher:
         io: Storage,
         metrics: Metrics,
         *,
-        draft: bool,
+        draft: Draft | None,
         answer: MissingDraft,
     ) -> None:
+        """`draft` is what makes the draft halves; None when pages have none."""
         self._index = index
         self._io = io
         self._metrics = metrics
@@ -90,7 +92,9 @@ class Prefetcher:
             prefetch.looking = False
             if prefetch.closed:
                 return
-            use = usable_pages([p.draft for p in found], self._answer) if self._draft else len(found)
+            use = len(found)
+            if self._draft is not None:
+                use = usable_pages([p.draft for p in found], self._answer, rebuilds=self._draft.rebuilds)
             self._count("target", "miss", len(wanted) - len(found))
             self._count("draft", "clamped", len(found) - use)
             self._read(prefetch, [(page, p.draft) for page, p in zip(wanted[:use], found, strict=False)])
@@ -113,13 +117,13 @@ class Prefetcher:
         for (page, has_draft), host in zip(new, hosts, strict=False):
             self._reading[page.key] = (host, [prefetch])
             prefetch.waiting_for.add(page.key)
-            self._io.read(page.key, host, self._draft and has_draft, self._arrived(page))
+            self._io.read(page.key, host, self._draft is not None and has_draft, self._arrived(page))
 
     def _arrived(self, page: _Page) -> Callable[[PairRead], None]:
         def then(result: PairRead) -> None:
             host, waiters = self._reading.pop(page.key)
             self._count("target", _RESULTS[result.target], 1)
-            if self._draft and result.target is HalfRead.PRESENT:
+            if self._draft is not None and result.target is HalfRead.PRESENT:
                 self._count("draft", _RESULTS[result.draft], 1)
             entry = None
             if result.target is HalfRead.PRESENT:

@@ -4,6 +4,9 @@
         │                         │
         no host page free         too many writes waiting: the page stays on the host and is written when drained
 
+A draft half that is made after its page was published follows by the same way; if the page is just being copied or
+written, when that has ended.
+
 A page that could not be copied is a later miss, never a loss: each is counted with its reason.
 """
 
@@ -25,14 +28,23 @@ _STORED = (HalfWrite.WRITTEN, HalfWrite.EXISTS)
 class Wanted:
     """Pages of one request that should be on the host, in prefix order and pinned on the device by the request.
 
-    `fresh` have just become known. `above` are some of the pages before them: the host may have given them up, or never
-    had room for them, and without them the fresh ones could not be reached. No page of `keep` goes to make room: the
-    end of a prompt must not push its own beginning out.
+    `fresh` have just become known, or just got a draft half. `above` are some of the pages before them: the host may
+    have given them up, or never had room for them, and without them the fresh ones could not be reached. No page of
+    `keep` goes to make room: the end of a prompt must not push its own beginning out.
     """
 
     fresh: Sequence[Entry]
     above: Sequence[Entry]
     keep: Collection[Entry]
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """A page that is being copied to host page `page`; `draft` says whether its draft half was there to go along."""
+
+    entry: Entry
+    page: int
+    draft: bool
 
 
 class Writeback:
@@ -43,8 +55,10 @@ class Writeback:
         self._transfer = transfer
         self._io = io
         self._metrics = metrics
-        self._jobs: list[tuple[Job, list[tuple[Entry, int]]]] = []
+        self._jobs: list[tuple[Job, list[_Copy]]] = []
         self._copying: set[Entry] = set()
+        self._late: set[Entry] = set()
+        """Pages whose draft half came while they were copied, read or written."""
         self._writing = 0
         self._max_writing = max(64, index.host.total // 4)
 
@@ -60,34 +74,36 @@ class Writeback:
 
     def taken_host_pages(self) -> list[int]:
         """Host pages that backup jobs own, for the integrity check."""
-        return [page for _, copies in self._jobs for entry, page in copies if entry.host is None]
+        return [copy.page for _, copies in self._jobs for copy in copies if copy.entry.host is None]
 
     # ---- device -> host
 
     def backup(self, wanted: Sequence[Wanted]) -> None:
         """Copies device halves that the host lacks, in one job; fresh pages without room are dropped and counted."""
-        copies: list[tuple[Entry, int]] = []
+        copies: list[_Copy] = []
         for each in wanted:
             copies += self._copies(each)
         if not copies:
             return
-        self._index.pin_device([entry for entry, _ in copies])
-        moves = [Move(_device_page(entry), page, entry.draft_on_device) for entry, page in copies]
+        self._index.pin_device([copy.entry for copy in copies])
+        moves = [Move(_device_page(copy.entry), copy.page, copy.draft) for copy in copies]
         self._jobs.append((self._transfer.backup(moves), copies))
 
-    def _copies(self, wanted: Wanted) -> list[tuple[Entry, int]]:
+    def _copies(self, wanted: Wanted) -> list[_Copy]:
         """The entries of one request to copy, each with its host page, which the copy owns from here on."""
-        entries = [entry for entry in (*wanted.above, *wanted.fresh) if entry not in self._copying]
+        wished = dict.fromkeys((*wanted.above, *wanted.fresh))  # a page may be both, its draft half being fresh
+        entries = [entry for entry in wished if entry not in self._copying]
         new = [entry for entry in entries if entry.host is None]
         repair = [e for e in entries if e.host is not None and draft_missing(e) and e.host_pins == 0]
+        self._late.update(e for e in wished if draft_missing(e) and (e in self._copying or e.host_pins))
         self._index.pin_host(repair)  # before pages are taken: they must not go to make room
         pages = self._index.take_host(len(new), keep=wanted.keep)
         dropped = len(set(new[len(pages) :]) & set(wanted.fresh))
         if dropped:
             self._metrics.dropped_pages.labels(reason="host_full").inc(dropped)
-        copies = list(zip(new, pages, strict=False))
-        copies += [(entry, entry.host) for entry in repair if entry.host is not None]
-        self._copying.update(entry for entry, _ in copies)
+        copies = [_Copy(e, page, e.draft_on_device) for e, page in zip(new, pages, strict=False)]
+        copies += [_Copy(entry, entry.host, True) for entry in repair if entry.host is not None]
+        self._copying.update(copy.entry for copy in copies)
         return copies
 
     def poll(self) -> bool:
@@ -98,19 +114,29 @@ class Writeback:
             job, copies = item
             self._metrics.transfer_bytes.labels(direction="device_to_host").inc(job.nbytes)
             self._metrics.transfer_seconds.labels(direction="device_to_host").inc(job.seconds)
-            for entry, page in copies:
-                self._landed(entry, page)
+            for copy in copies:
+                self._landed(copy)
+        self._follow_up()
         return bool(done)
 
-    def _landed(self, entry: Entry, page: int) -> None:
+    def _landed(self, copy: _Copy) -> None:
+        entry = copy.entry
         self._copying.remove(entry)
         if entry.host is None:
-            self._index.attach_host(entry, page, draft=entry.draft_on_device)
+            self._index.attach_host(entry, copy.page, draft=copy.draft)
         else:
             entry.draft_on_host = True
             self._index.unpin_host([entry])
         self._index.unpin_device([entry])
         self.store(entry)
+
+    def _follow_up(self) -> None:
+        """Copies draft halves that came while their pages were busy."""
+        free = [e for e in self._late if e not in self._copying and not e.host_pins]
+        self._late.difference_update(free)
+        missing = [entry for entry in free if draft_missing(entry)]
+        if missing:
+            self.backup([Wanted(missing, [], ())])
 
     # ---- host -> storage
 

@@ -68,8 +68,9 @@ def _assemble(
     timer: Timer,
 ) -> Built:
     cache = PairedCache(parts.pool, host_pages=config.host_pages, answer=_missing_draft(config), metrics=metrics)
-    if parts.draft_pool is not None and parts.proposer is not None:
-        cache.register_draft(parts.draft_pool, lookahead=parts.proposer.lookahead)
+    draft = parts.draft
+    if draft is not None and draft.pool is not None:
+        cache.register_draft(draft.pool, draft.facts)
     if parts.pool.device.type == "cuda":
         warm_up(parts, ranks, budget=config.prefill_budget, num_steps=config.num_steps)
     cache.open(parts.store, wake, ranks)
@@ -90,6 +91,8 @@ def _assemble(
         prefill_budget=config.prefill_budget,
         metrics=metrics,
         emit=emit,
+        draft=draft.facts if draft else None,
+        lookup=draft.lookup if draft else None,
     )
     facts = parts.target.facts
     max_context = min(facts.max_positions, parts.pool.num_pages * config.page_size)

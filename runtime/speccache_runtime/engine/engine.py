@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from typing import Protocol
 
+from speccache_api.drafts import Draft
 from speccache_runtime.cache.lease import Lease
 from speccache_runtime.cache.paired import PairedCache
 from speccache_runtime.core import Finish, Output, Request
@@ -19,11 +21,16 @@ from speccache_runtime.steps import Chosen, StepPlan, StepResult
 class StepRunner(Protocol):
     """What an engine needs of a runner (`runner.Runner`, or `parallel.leader.LeadRunner` when there are several)."""
 
-    @property
-    def lookahead(self) -> int: ...
     def submit(self, plan: StepPlan) -> None: ...
     def result(self) -> StepResult: ...
     def propose(self, ended: frozenset[int]) -> tuple[int, ...]: ...
+
+
+class Lookup(Protocol):
+    """Proposes from the tokens of one request alone (`speculative.ngram.PromptLookup`)."""
+
+    def propose(self, tokens: Seq[int], most: int) -> tuple[int, ...]:
+        """At most `most` tokens that may follow `tokens`, which have only been added to since the last call."""
 
 
 class Engine:
@@ -42,15 +49,23 @@ class Engine:
         prefill_budget: int,
         metrics: Metrics,
         emit: Callable[[Output], None],
+        draft: Draft | None = None,
+        lookup: Callable[[], Lookup] | None = None,
     ) -> None:
-        """`num_steps` is the most proposals that a request gets at once, 0 without speculation."""
+        """`num_steps` is the most proposals that a request gets at once, `draft` what makes them: 0 and None without
+        speculation. `lookup` makes a request's own proposer, if they are made here and not by the runner."""
+        self._lookahead = draft.lookahead if draft else 0
+        self._make_lookup = lookup
+        self._lookups: dict[Sequence, Lookup] = {}
         self._runner = runner
         self.cache = cache
         self._metrics = metrics
         self._emit = emit
         self._sequences: dict[str, Sequence] = {}
         self._preemptions = 0
-        self.scheduler = Scheduler(cache, max_running=max_running, prefill_budget=prefill_budget, num_steps=num_steps)
+        self.scheduler = Scheduler(
+            cache, max_running=max_running, prefill_budget=prefill_budget, num_steps=num_steps, draft=draft
+        )
 
     # ---- requests
 
@@ -93,16 +108,31 @@ class Engine:
         work = self.scheduler.schedule()
         if not work:
             return False
-        self._runner.submit(make_plan(work, lookahead=self._runner.lookahead))
+        self._runner.submit(make_plan(work, lookahead=self._lookahead))
         for item, chosen in zip(work, self._runner.result().chosen, strict=True):
             self._apply(item, chosen)
         ended = frozenset(w.seq.row for w in work if w.seq.finish is not None)
         for item, proposed in zip(work, self._runner.propose(ended), strict=True):
             item.seq.num_proposals = proposed
-        self.cache.publish([(w.seq.lease, w.seq.tokens, w.seq.computed) for w in work])
+        if self._make_lookup is not None:
+            self._look_up(work)
+        self.cache.publish([(w.seq.lease, w.seq.tokens, w.seq.computed, w.seq.drafted) for w in work])
         for seq in [w.seq for w in work if w.seq.finish is not None]:
             self._end(seq)
         return True
+
+    def _look_up(self, works: list[Work]) -> None:
+        """Proposals that are integers from the beginning: the next plan holds them."""
+        assert self._make_lookup is not None
+        for work in works:
+            seq = work.seq
+            if not work.wants_token or seq.finish is not None:
+                continue
+            if seq not in self._lookups:
+                self._lookups[seq] = self._make_lookup()
+            most = min(work.propose, seq.tokens_left - 1)
+            seq.proposals = self._lookups[seq].propose(seq.tokens, most) if most > 0 else ()
+            seq.num_proposals = len(seq.proposals)
 
     def _apply(self, work: Work, chosen: Chosen) -> None:
         """Moves a sequence on by what the target chose, and answers."""
@@ -110,11 +140,13 @@ class Engine:
         before = seq.num_generated
         if not work.wants_token:
             seq.computed = work.start + work.rows
+            self.scheduler.drafting.advance(seq, work.draft)
             return
         new = seq.append(list(chosen.tokens))
         # Accepted proposals are computed already; behind the end of a finished request nothing counts.
         computed = work.start + (1 + chosen.accepted if work.decode else work.rows)
         seq.computed = min(computed, len(seq.tokens))
+        self.scheduler.drafting.advance(seq, work.draft)
         if work.decode:
             seq.counts.add(chosen.accepted, before, seq.num_generated)
         self._answer(seq, new)
@@ -138,6 +170,7 @@ class Engine:
     def _end(self, seq: Sequence) -> None:
         """Takes an answered sequence out and counts what it cost."""
         self.scheduler.finish(seq)
+        self._lookups.pop(seq, None)
         del self._sequences[seq.request.request_id]
         assert seq.finish is not None
         metrics, counts, source = self._metrics, seq.counts, seq.source

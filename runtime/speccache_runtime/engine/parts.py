@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from speccache_api.drafts import DRAFTS, Algorithm
 from speccache_api.fingerprint import draft_digest, namespace_digest
 from speccache_api.geometry import KVGeometry, ModelFacts
 from speccache_runtime.cache.pool import KVPool, PoolShape
@@ -20,30 +21,40 @@ from speccache_runtime.config import EngineConfig
 from speccache_runtime.errors import ConfigError, ModelError
 from speccache_runtime.metrics import Metrics
 from speccache_runtime.model.collective import Collective
-from speccache_runtime.model.draft import Eagle3Head, eagle3_aux_layers, load_eagle3
 from speccache_runtime.model.inspect import target_facts
 from speccache_runtime.model.target import Target, load_target
-from speccache_runtime.speculative.proposer import Eagle3Proposer
+from speccache_runtime.speculative.kinds import KINDS, DeviceKind, DraftModel, HostKind, ReadyDraft
+from speccache_runtime.speculative.proposer import Proposer
 from speccache_runtime.tensors import TORCH_DTYPES
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What one rank computes with. `draft_pool` and `proposer` are None without a draft, `store` without storage."""
+    """What one rank computes with. `draft` is None without speculation, `store` without storage."""
 
     target: Target
     pool: KVPool
-    draft_pool: KVPool | None
-    proposer: Eagle3Proposer | None
+    draft: ReadyDraft | None
     store: PairStore | None
+
+    @property
+    def draft_pool(self) -> KVPool | None:
+        """The draft's pages; None where it keeps no KV."""
+        return self.draft.pool if self.draft else None
+
+    @property
+    def proposer(self) -> Proposer | None:
+        """What proposes on the device, if something does."""
+        return self.draft.proposer if self.draft else None
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """One rank's models and storage, before its pools. `most_pages` is what it has room for."""
 
+    algorithm: Algorithm
     target: Target
-    head: Eagle3Head | None
+    model: DraftModel | None
     shape: PoolShape
     draft_shape: PoolShape | None
     store: PairStore | None
@@ -53,8 +64,8 @@ class Loaded:
     def with_pools(self, pages: int) -> Parts:
         """The whole, with pools of `pages` pages: the same number on every rank."""
         draft_pool = KVPool(self.draft_shape, pages, self.device) if self.draft_shape else None
-        proposer = Eagle3Proposer(self.head, draft_pool) if self.head and draft_pool else None
-        return Parts(self.target, KVPool(self.shape, pages, self.device), draft_pool, proposer, self.store)
+        draft = _ready_draft(self.algorithm, self.model, draft_pool)
+        return Parts(self.target, KVPool(self.shape, pages, self.device), draft, self.store)
 
 
 def load(config: EngineConfig, ranks: Collective, metrics: Metrics) -> Loaded:
@@ -63,13 +74,13 @@ def load(config: EngineConfig, ranks: Collective, metrics: Metrics) -> Loaded:
     Raises ConfigError, ModelError or StorageError with one clear line.
     """
     device = device_of(config, ranks.rank)
-    target, head = _load_models(config, ranks, device)
+    target, model = _load_models(config, ranks, device)
     shape = _shape("target", target.facts, config.target_geometry, config)
-    draft_shape = None if head is None else _shape("draft", head.facts, config.draft_geometry, config)
+    draft_shape = None if model is None else _shape("draft", model.facts, config.draft_geometry, config)
     shapes = [shape, draft_shape] if draft_shape else [shape]
-    store = _open_store(config, ranks, target.facts, head.facts if head else None, shapes, metrics)
+    store = _open_store(config, ranks, target.facts, model.facts if model else None, shapes, metrics)
     pages = _device_pages(config, device, sum(s.layout.page_bytes for s in shapes))
-    return Loaded(target, head, shape, draft_shape, store, device, pages)
+    return Loaded(config.algorithm, target, model, shape, draft_shape, store, device, pages)
 
 
 def device_of(config: EngineConfig, rank: int) -> torch.device:
@@ -92,13 +103,24 @@ def device_of(config: EngineConfig, rank: int) -> torch.device:
     return torch.device(config.device)
 
 
-def _load_models(config: EngineConfig, ranks: Collective, device: torch.device) -> tuple[Target, Eagle3Head | None]:
-    dtype = TORCH_DTYPES[config.kv_dtype]
-    if config.draft_path is None:
+def _load_models(config: EngineConfig, ranks: Collective, device: torch.device) -> tuple[Target, DraftModel | None]:
+    dtype, kind = TORCH_DTYPES[config.kv_dtype], KINDS.get(config.algorithm)
+    if config.draft_path is None or not isinstance(kind, DeviceKind):
         return load_target(config.target_path, device=device, dtype=dtype, aux_layers=(), ranks=ranks), None
-    aux = eagle3_aux_layers(config.draft_path, target_facts(config.target_path).geometry.layers)
+    aux = kind.aux_layers(config.draft_path, target_facts(config.target_path).geometry.layers)
     target = load_target(config.target_path, device=device, dtype=dtype, aux_layers=aux, ranks=ranks)
-    return target, load_eagle3(config.draft_path, target, device=device, dtype=dtype)
+    return target, kind.load(config.draft_path, target, device=device, dtype=dtype)
+
+
+def _ready_draft(algorithm: Algorithm, model: DraftModel | None, pool: KVPool | None) -> ReadyDraft | None:
+    kind = KINDS.get(algorithm)
+    if kind is None:
+        return None
+    facts = DRAFTS[algorithm]
+    if isinstance(kind, HostKind):
+        return ReadyDraft(facts, lookup=kind.lookup)
+    assert pool is not None, "the settings have a draft model and its geometry together"
+    return ReadyDraft(facts, pool, kind.proposer(model, pool))
 
 
 def _shape(half: str, facts: ModelFacts, sized: KVGeometry | None, config: EngineConfig) -> PoolShape:
@@ -140,7 +162,9 @@ def _open_store(
     if config.storage is None:
         return None
     namespace = namespace_digest(target.identity, config.kv_dtype, config.page_size, f"{ranks.rank}of{ranks.size}")
-    draft_namespace = draft_digest(namespace, draft.identity, Eagle3Proposer.lookahead) if draft else None
+    draft_namespace = None
+    if draft is not None:
+        draft_namespace = draft_digest(namespace, draft.identity, DRAFTS[config.algorithm].lookahead)
     return PairStore(
         open_backend(BackendConfig("file", config.storage.path)),
         bytes.fromhex(namespace),

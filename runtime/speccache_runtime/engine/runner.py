@@ -89,11 +89,6 @@ class Runner:
         self._step: _Step | None = None
         self._result: StepResult | None = None
 
-    @property
-    def lookahead(self) -> int:
-        """How many following tokens the draft's KV of a position depends on; 0 without a draft."""
-        return self._proposer.lookahead if self._proposer else 0
-
     # ---- the three calls of a step
 
     def submit(self, plan: StepPlan) -> None:
@@ -136,8 +131,11 @@ class Runner:
             work = _draft_work(step, result, ended)
             known = [w for w in work if w is not None]
             if known:
+                if self._threads is not None:
+                    self._threads.fit(max(sum(len(w.tokens) for w in known), sum(len(p.tokens) for p in step.passes)))
                 self._loads.wait_draft({number for group in step.plan.extend for number in group.loads})
-                self._proposer.propose(known, _features(step.passes), self._tables, self._proposals)
+                features = _features(step.passes) if self._target.aux_layers else None
+                self._proposer.propose(known, features, self._tables, self._proposals)
         return tuple(0 if w is None else w.want for w in work)
 
     # ---- the target's part
@@ -226,23 +224,24 @@ def _as_result(plan: StepPlan, numbers: Sequence[int]) -> StepResult:
 
 
 def _draft_work(step: _Step, result: StepResult, ended: frozenset[int]) -> list[DraftWork | None]:
-    """What the draft does for each group of the plan; None for one that has no slot whose successor is known."""
+    """What the draft does for each group of the plan; None where it has nothing to do."""
     work: list[DraftWork | None] = []
     answers = iter(result.chosen)
     before = 0
     for each in step.passes:
         for group, first in zip(each.groups, each.firsts, strict=True):
             chosen = next(answers)
-            known = (*chosen.tokens,) if each.decode else (*group.tokens[1:], *chosen.tokens, *group.behind)
+            rows = group.draft
+            tokens = (*rows.tokens, *chosen.tokens) if rows.follows else rows.tokens
             want = min(group.propose, group.left - len(chosen.tokens) - 1) if group.chooses else 0
             want = 0 if group.row in ended else max(0, want)
-            work.append(DraftWork(group.row, group.start, known, before + first, want) if known else None)
+            feature = before + first + rows.start - group.start
+            work.append(DraftWork(group.row, rows.start, tokens, feature, want) if tokens else None)
         before += len(each.tokens)
     return work
 
 
 def _features(passes: Sequence[_Pass]) -> Tensor:
-    """The target's features of all passes, in the order of their rows."""
+    """The features of all passes of a target with aux layers, in the order of their rows."""
     features = [each.output.features for each in passes if each.output.features is not None]
-    assert len(features) == len(passes), "the target was loaded without aux layers"
     return features[0] if len(features) == 1 else torch.cat(features)

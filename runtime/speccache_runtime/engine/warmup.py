@@ -34,8 +34,9 @@ def warm_up(parts: Parts, ranks: Ranks | None, *, budget: int, num_steps: int) -
     target, pool, proposer = parts.target, parts.pool, parts.proposer
     host_pages = 0 if ranks else HOST_PAGES  # the others' host pages belong to the real cache
     cache = PairedCache(pool, host_pages=host_pages, answer=MissingDraft.RECOMPUTE, metrics=metrics)
-    if parts.draft_pool is not None and proposer is not None:
-        cache.register_draft(parts.draft_pool, lookahead=proposer.lookahead)
+    draft = parts.draft
+    if draft is not None and draft.pool is not None:
+        cache.register_draft(draft.pool, draft.facts)
     cache.open(None, lambda: None)
     runner = Runner(
         target=target, pool=pool, proposer=proposer, loads=cache.loads, rows=MAX_RUNNING, num_steps=num_steps
@@ -48,6 +49,8 @@ def warm_up(parts: Parts, ranks: Ranks | None, *, budget: int, num_steps: int) -
         prefill_budget=budget,
         metrics=metrics,
         emit=lambda output: None,
+        draft=draft.facts if draft else None,
+        lookup=draft.lookup if draft else None,
     )
     new = 2 * (num_steps + 1)
     room = min(pool.num_pages * cache.page_size, target.facts.max_positions) // 2 - new

@@ -1,8 +1,8 @@
 """The EAGLE-3 draft head: one transformer layer that continues the target's own features.
 
 Slot i of the head holds (token i+1, feature i) and predicts token i+2, so what it caches at i depends on one token more
-than the target's KV does: `LOOKAHEAD`. The head is plain tensors with its projections fused: a draft step is so small
-that the number of operations, not their size, decides its time.
+than the target's KV does. The head is plain tensors with its projections fused: a draft step is so small that the
+number of operations, not their size, decides its time.
 """
 
 from __future__ import annotations
@@ -25,14 +25,9 @@ from speccache_runtime.model.rope import Rope
 from speccache_runtime.model.target import Target
 from speccache_runtime.model.torch_attention import TorchAttention
 
-LOOKAHEAD = 1
-"""Tokens after a slot that its draft KV depends on."""
-
 
 class Eagle3Head:
     """A loaded head. Shares the target's embedding when its checkpoint has none. Not thread-safe."""
-
-    lookahead = LOOKAHEAD
 
     def __init__(
         self, config: Eagle3Config, weights: HeadWeights, rope: Rope, facts: ModelFacts, ranks: Collective

@@ -31,6 +31,7 @@ from speccache_runtime.model.files import (
 )
 from speccache_runtime.model.latent_config import latent_shape, spare_layers
 from speccache_runtime.model.values import positive
+from speccache_runtime.model.vocabulary import check_same_tokens
 
 LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 """Whose tensors they are; the number is the layer's."""
@@ -44,17 +45,36 @@ EDGE_BYTES = 1 << 20
 """Bytes at both ends of a pickled checkpoint that enter the identity: only unpickling would tell where tensors lie."""
 
 
-def inspect(target: Path, draft: Path | None) -> Inspection:
-    """Facts of a target directory and of its draft's. Raises ModelError in one line that names the file and the fault.
+def inspect(target: Path, draft: Path | None, algorithm: str = "EAGLE3") -> Inspection:
+    """Facts of a target directory and of its draft's, which is one of `algorithm`. Raises ModelError in one line that
+    names the file and the fault.
 
     Also refuses a draft that does not fit its target, so that no pod is made for such a pair.
     """
     facts = target_facts(target)
     if draft is None:
         return Inspection(target=facts)
-    head = draft_facts(draft)
-    check_pair(facts, target, draft)
-    return Inspection(target=facts, draft=head)
+    return Inspection(target=facts, draft=DRAFT_READERS[algorithm](facts, target, draft))
+
+
+def _read_eagle3(target: ModelFacts, target_directory: Path, directory: Path) -> ModelFacts:
+    facts = draft_facts(directory)
+    check_pair(target, target_directory, directory)
+    return facts
+
+
+def _read_standalone(target: ModelFacts, target_directory: Path, directory: Path) -> ModelFacts:
+    facts = target_facts(directory)
+    check_same_tokens(target, target_directory, facts, directory)
+    return facts
+
+
+DRAFT_READERS: dict[str, Callable[[ModelFacts, Path, Path], ModelFacts]] = {
+    "EAGLE3": _read_eagle3,
+    "Standalone": _read_standalone,
+}
+"""How a draft's directory is read, by algorithm: facts of its own, of the target's facts and directory and its own
+directory. Raises ModelError if it is broken or does not fit."""
 
 
 def target_facts(directory: Path) -> ModelFacts:

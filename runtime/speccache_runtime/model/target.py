@@ -55,7 +55,9 @@ class Target:
         *,
         fused: bool,
         ranks: Collective,
+        positions: int,
     ) -> None:
+        """`positions` is how many are ever asked for."""
         self.directory = directory
         self.ranks = ranks
         self.model = model
@@ -75,7 +77,7 @@ class Target:
         self.lm_head: Tensor = model.get_output_embeddings().weight.detach()
         self._captures = frozenset(aux_layers)
         self._norm = RmsNorm(self._decoder.norm.weight.detach(), float(self.config.rms_norm_eps))
-        self._rope = Rope.of_module(self._decoder.rotary_emb, facts.max_positions)
+        self._rope = Rope.of_module(self._decoder.rotary_emb, positions)
         split = Split.of(ranks, self.config.num_key_value_heads)
         self._layers = tuple(fused_layer(layer, self.config, split) for layer in self._decoder.layers) if fused else ()
 
@@ -149,10 +151,12 @@ def load_target(
     aux_layers: tuple[int, ...],
     fuse: bool = True,
     ranks: Collective = ALONE,
+    positions: int = 0,
 ) -> Target:
     """Loads a target from a directory of safetensors; its computation and KV are in `dtype`.
 
     `aux_layers` are the layers (from 0) whose output, the residual stream after them, is captured as features.
+    `positions` is how many are ever asked for, if that is more than the model's own.
     With `fuse`, layers of a known shape run through our own code, which is faster; without, as transformers' modules.
     Of several `ranks` each loads its part.
     Raises ModelError if files are missing or broken, if the architecture is not served, if a tensor is missing, unknown
@@ -178,4 +182,5 @@ def load_target(
             layer.self_attn = LatentAttention(layer.self_attn)
     model.requires_grad_(False)
     eos = eos_token_ids(path, read_config(path))
-    return Target(path, model.eval(), facts, eos, aux_layers, fused=fuse, ranks=ranks)
+    positions = max(positions, facts.max_positions)
+    return Target(path, model.eval(), facts, eos, aux_layers, fused=fuse, ranks=ranks, positions=positions)

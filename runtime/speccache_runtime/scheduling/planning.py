@@ -6,13 +6,13 @@ from collections.abc import Sequence as Seq
 
 from speccache_runtime.scheduling.scheduler import Work
 from speccache_runtime.scheduling.sequence import Sequence
-from speccache_runtime.steps import Group, StepPlan, Table
+from speccache_runtime.steps import NO_ROWS, DraftRows, Group, StepPlan, Table
 
 
 def make_plan(work: Seq[Work], *, lookahead: int) -> StepPlan:
     """The plan for `work`, in its order; notes in each sequence how much of its page table the runner has from now on.
 
-    `lookahead` is how many following tokens the draft's KV of a position depends on.
+    `lookahead` is how many of the tokens behind a slot the draft's KV there depends on.
     """
     tables = [table for w in work if (table := _table(w.seq)) is not None]
     decode = tuple(_group(w, lookahead) for w in work if w.decode)
@@ -31,18 +31,26 @@ def _table(seq: Sequence) -> Table | None:
 
 
 def _group(work: Work, lookahead: int) -> Group:
-    seq, held = work.seq, work.seq.num_proposals if work.decode else 0
-    end = work.start + work.rows
+    seq = work.seq
+    proposed = seq.num_proposals if work.decode else 0
+    end = work.start + work.rows - proposed
     return Group(
         row=seq.row,
         start=work.start,
-        tokens=tuple(seq.tokens[work.start : end - held]),
-        held=held,
-        parents=tuple(range(held)),
+        tokens=(*seq.tokens[work.start : end], *seq.proposals),
+        held=proposed - len(seq.proposals),
+        parents=tuple(range(proposed)),
         chooses=work.wants_token,
         sampling=seq.request.params.sampling,
-        behind=tuple(seq.tokens[end : end + lookahead]),
+        draft=_draft(work, lookahead),
         propose=work.propose,
         left=seq.tokens_left,
         loads=work.loads,
     )
+
+
+def _draft(work: Work, lookahead: int) -> DraftRows:
+    share, first = work.draft, work.seq.drafted + lookahead
+    if share is None:
+        return NO_ROWS
+    return DraftRows(work.seq.drafted, tuple(work.seq.tokens[first : first + share.rows]), share.follows)

@@ -13,7 +13,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from speccache_api.drafts import Draft
 from speccache_runtime.cache.lease import Hit, Lease, Prefetch
+from speccache_runtime.scheduling.drafting import Drafting, DraftShare
 from speccache_runtime.scheduling.sequence import Sequence, Status
 
 
@@ -33,8 +35,8 @@ class Work:
     """One sequence's share of a step: positions [start, start + rows).
 
     With `decode`, the rows are the newest token and its proposals. `wants_token` says that the last row's logits
-    (decode: every row's) choose tokens. `loads` are the jobs it must wait for, `propose` is how many proposals it may
-    get afterwards: its lease has room for them.
+    (decode: every row's) choose tokens. `loads` are the jobs it must wait for. `draft` is what the draft computes
+    afterwards, `propose` how many proposals the request may get then: its lease has room for them.
     """
 
     seq: Sequence
@@ -43,17 +45,24 @@ class Work:
     decode: bool
     wants_token: bool
     loads: tuple[int, ...] = ()
+    draft: DraftShare | None = None
     propose: int = 0
 
 
 class Scheduler:
-    """Decoding sequences first, then prefill within `prefill_budget` tokens a step, first come first served.
+    """Decoding sequences first, then prefill within `prefill_budget` tokens a step, first come first served. What is
+    left of them goes to drafts that are behind, and then to who comes in.
 
     A sequence whose pages are on their way joins a step only when nobody else has anything to compute: the pass that it
     joins waits for its pages, and whoever shares the device with that pass would wait with it.
     """
 
-    def __init__(self, cache: Cache, *, max_running: int, prefill_budget: int, num_steps: int) -> None:
+    def __init__(
+        self, cache: Cache, *, max_running: int, prefill_budget: int, num_steps: int, draft: Draft | None = None
+    ) -> None:
+        """`num_steps` is the most proposals that a request gets at once, `draft` what makes them; 0 and None without
+        speculation."""
+        self.drafting = Drafting(draft)
         self._cache = cache
         self._max_running = max_running
         self._prefill_budget = prefill_budget
@@ -86,6 +95,7 @@ class Scheduler:
         """The next step's work, decoding first; empty when nothing can run now."""
         work: list[Work] = []
         self._crowded = False
+        self.drafting.begin()
         for seq in self.running:
             if seq.status is Status.LOADING and not self._cache.loading(seq.lease):
                 seq.status = Status.RUNNING
@@ -95,11 +105,13 @@ class Scheduler:
         budget = self._prefill_budget
         for seq in [s for s in ready if not s.decoding]:
             budget -= self._schedule_prefill(seq, budget, work)
+        for item in work:
+            budget -= self.drafting.catch_up(item.seq, budget)
         self._admit(budget, work)
         work = [w for w in work if w.seq.status is Status.RUNNING]
         if not work:
             work = self._wait_with_a_pass()
-        return [self._with_proposals(w) for w in work]
+        return [self._with_draft(w) for w in work]
 
     def _admit(self, budget: int, work: list[Work]) -> None:
         # While somebody is short of room nobody comes in: who was just preempted would take the room back, and others
@@ -110,6 +122,7 @@ class Scheduler:
                 break
             if admitted.status is Status.RUNNING:
                 budget -= self._schedule_prefill(admitted, budget, work)
+                budget -= self.drafting.catch_up(admitted, budget)
 
     def _wait_with_a_pass(self) -> list[Work]:
         """Work for sequences whose pages are on their way: it begins layer by layer as they arrive."""
@@ -121,28 +134,35 @@ class Scheduler:
                 seq.status = Status.RUNNING
                 work[-1] = replace(work[-1], loads=seq.lease.loads)
             budget -= rows
+            budget -= self.drafting.catch_up(seq, budget) if rows else 0
         return [w for w in work if w.seq.status is Status.RUNNING]
 
     def _schedule_decode(self, seq: Sequence, work: list[Work]) -> None:
         rows = 1 + seq.num_proposals
-        if self._make_room(seq, seq.computed + rows):
+        if self._make_room(seq, seq.computed + rows + self.drafting.spare):
             work.append(Work(seq, seq.computed, rows, decode=True, wants_token=True))
 
     def _schedule_prefill(self, seq: Sequence, budget: int, work: list[Work]) -> int:
         """Adds a prefill chunk of at most `budget` tokens; returns its size."""
         rows = min(budget, len(seq.tokens) - seq.computed)
-        if rows <= 0 or not self._make_room(seq, seq.computed + rows):
-            return 0
         last = seq.computed + rows == len(seq.tokens)
+        slots = seq.computed + rows + (self.drafting.spare if last else 0)
+        if rows <= 0 or not self._make_room(seq, slots):
+            return 0
         work.append(Work(seq, seq.computed, rows, decode=False, wants_token=last))
         return rows
 
-    def _with_proposals(self, work: Work) -> Work:
-        """Asks for proposals behind `work` if there is room for their slots; nobody is preempted for that."""
-        want = min(self._num_steps, work.seq.tokens_left - 2) if work.wants_token else 0
-        if want <= 0 or not self._cache.grow(work.seq.lease, work.start + work.rows + want):
-            return work
-        return replace(work, propose=want)
+    def _with_draft(self, work: Work) -> Work:
+        """Adds the draft's part, and asks for proposals if there is room for their slots; nobody is preempted for
+        that."""
+        seq = work.seq
+        share = self.drafting.share(seq, 1 if work.decode else work.rows, chooses=work.wants_token)
+        want = min(self._num_steps, seq.tokens_left - 2) if work.wants_token else 0
+        if self.drafting.behind(seq, share):
+            want = 0
+        if want <= 0 or not self._cache.grow(seq.lease, work.start + work.rows + want + self.drafting.spare):
+            want = 0
+        return replace(work, draft=share, propose=want)
 
     def _make_room(self, seq: Sequence, slots: int) -> bool:
         """Grows `seq`, preempting younger ones if it must. False: it sits this step out, or was itself preempted."""
@@ -159,8 +179,8 @@ class Scheduler:
     def _preempt(self, seq: Sequence) -> None:
         self._stop(seq)
         seq.status = Status.WAITING
-        seq.computed = 0
-        seq.num_proposals = 0
+        seq.computed = seq.drafted = 0
+        seq.num_proposals, seq.proposals = 0, ()
         self.waiting.appendleft(seq)
         self.preemptions += 1
 
@@ -182,6 +202,7 @@ class Scheduler:
             seq.row, seq.tabled = heapq.heappop(self._rows), 0
             seq.status = Status.LOADING if self._cache.loading(seq.lease) else Status.RUNNING
             seq.computed = hit.tokens
+            self.drafting.admit(seq)
             if seq.cached is None:
                 seq.cached, seq.draft_absent = dict(hit.by_tier), hit.draft_absent
             return seq

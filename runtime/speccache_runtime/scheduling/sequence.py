@@ -44,7 +44,10 @@ class Sequence:
         tokens     0 ............... computed ............ len(tokens)
                    | target KV valid | to compute (prefill: many; decoding: the newest token alone)
         proposals                                          | num_proposals suggested tokens follow
+        draft      0 ... drafted                             draft KV valid, but for masked pages
 
+    `drafted` is the draft's cursor: `computed`, less for a draft that is still making up for halves that were absent,
+    one more for one that does not look ahead. `proposals` are those that the engine made; the runner keeps the others.
     `lease` holds its device pages, `prefetch` its wait for storage; both belong to the cache. While it runs, `row` is
     its place in the runner, whose page table for it has `tabled` of the lease's pages.
     """
@@ -53,7 +56,9 @@ class Sequence:
         self.request = request
         self.tokens = list(request.prompt)
         self.computed = 0
+        self.drafted = 0
         self.num_proposals = 0
+        self.proposals: tuple[int, ...] = ()
         self.row = -1
         self.tabled = 0
         self.status = Status.WAITING
@@ -61,6 +66,8 @@ class Sequence:
         self.prefetch = prefetch
         self.cached: dict[Tier, int] | None = None
         self.draft_absent = 0
+        self.rebuilds = False
+        """Whether the absent halves are made anew, instead of masked."""
         self.counts = Counts()
         self.arrived = arrived
         self.first_token_at: float | None = None
@@ -97,9 +104,10 @@ class Sequence:
 
     @property
     def source(self) -> str:
-        """Where its prefix came from: the slowest tier used, `degraded` if draft halves were absent, or `cold`."""
+        """Where its prefix came from: the slowest tier used or `cold`; if draft halves were absent, `degraded`, or
+        `rebuilt` if they are made anew."""
         if self.draft_absent:
-            return "degraded"
+            return "rebuilt" if self.rebuilds else "degraded"
         used = [tier.value for tier in Tier if (self.cached or {}).get(tier)]
         return used[-1] if used else "cold"
 

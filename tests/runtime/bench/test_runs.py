@@ -8,10 +8,11 @@ import pytest
 import yaml
 
 from speccache_api.resource import SpecCacheDeployment
-from speccache_runtime.bench.restart import with_degrade, withhold_drafts, without_speculation
+from speccache_runtime.bench.restart import with_algorithm, with_degrade, withhold_drafts, without_speculation
 from speccache_runtime.bench.server import BenchError, Server
 from speccache_runtime.cache.storage.base import ObjectName
 from speccache_runtime.cache.storage.codec import Half
+from speccache_runtime.errors import ConfigError
 
 SAMPLE = Path(__file__).parents[3] / "samples" / "tiny.yaml"
 
@@ -26,6 +27,21 @@ def test_changed_resources_are_right():
     plain = SpecCacheDeployment.parse(without_speculation(data)).spec
     assert (plain.draft, plain.kv_cache.storage) == (None, None)
     assert yaml.safe_dump(data) == before
+
+
+def test_another_algorithm_takes_the_built_in_draft_or_none():
+    """The rest of the speculation stays; a model of one's own brings its own draft."""
+    data = yaml.safe_load(SAMPLE.read_text())
+    before = yaml.safe_dump(data)
+    assert with_algorithm(data, None) == with_algorithm(data, "EAGLE3") == data
+    ngram = SpecCacheDeployment.parse(with_algorithm(data, "NGram")).spec
+    assert (ngram.algorithm, ngram.draft, ngram.speculative.steps) == ("NGram", None, 7)
+    own = SpecCacheDeployment.parse(with_algorithm(data, "Standalone")).spec
+    assert (own.algorithm, own.draft.uri) == ("Standalone", "builtin://tiny")
+    assert yaml.safe_dump(data) == before
+    data["spec"]["model"]["uri"] = "pvc://models/llama"
+    with pytest.raises(ConfigError, match="pvc://models/llama has no built-in draft"):
+        with_algorithm(data, "Standalone")
 
 
 def test_only_draft_objects_are_withheld(tmp_path):

@@ -18,6 +18,7 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
+from speccache_api.drafts import DRAFTS, Draft
 from speccache_api.geometry import KVGeometry
 from speccache_runtime.cache.keys import KeyChain
 from speccache_runtime.cache.lease import Hit, Lease
@@ -153,6 +154,7 @@ class Rig:
         answer: MissingDraft = MissingDraft.RECOMPUTE,
         backend: Backend | None = None,
         draft: bool = True,
+        facts: Draft = DRAFTS["EAGLE3"],
         device: str = "cpu",
         breaker: BreakerSettings | None = None,
     ) -> None:
@@ -161,7 +163,8 @@ class Rig:
         self.draft = KVPool(DRAFT_SHAPE, device_pages, torch.device(device)) if draft else None
         self.cache = PairedCache(self.target, host_pages=host_pages, answer=answer, metrics=self.metrics)
         if self.draft is not None:
-            self.cache.register_draft(self.draft, lookahead=1)
+            self.cache.register_draft(self.draft, facts)
+        self.rebuilds = facts.rebuilds
         self.woken = threading.Event()
         store = None
         if backend is not None:
@@ -198,12 +201,16 @@ class Rig:
         assert visit.hit is not None
         lease = visit.lease
         assert visit.hit.tokens == sum(visit.hit.by_tier.values())
-        assert visit.hit.draft_absent == sum(lease.draft_absent) * PAGE
+        absent = lease.draft_absent
+        if self.rebuilds:
+            assert not any(absent), "what is made anew is not masked"
+            absent = [e is not None and self.draft is not None and not e.draft_on_device for e in lease.entries]
+        assert visit.hit.draft_absent == sum(absent) * PAGE
         self.cache.loads.wait_draft(lease.loads)
         for page in range(visit.hit.tokens // PAGE):
             key = lease.chain.keys[page]
             assert page_is(self.target, lease.pages[page], key, "target"), f"target page {page} is not its own"
-            if self.draft is not None and not lease.draft_absent[page]:
+            if self.draft is not None and not absent[page]:
                 assert page_is(self.draft, lease.pages[page], key, "draft"), f"draft page {page} is not its own"
 
     def compute(self, visit: Visit, upto: int | None = None) -> bool:
@@ -222,7 +229,7 @@ class Rig:
                 put_page(self.target, visit.lease.pages[page], keys.keys[page], "target")
                 if self.draft is not None:
                     put_page(self.draft, visit.lease.pages[page], keys.keys[page], "draft")
-        self.cache.publish([(visit.lease, visit.tokens, upto)])
+        self.cache.publish([(visit.lease, visit.tokens, upto, upto)])
         return True
 
     def release(self, visit: Visit) -> None:

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from speccache_api.drafts import DRAFTS
 from speccache_api.geometry import KVBuffer, KVDtype, KVGeometry
 from speccache_runtime.cache.layout import HostRecord, Layout
 from speccache_runtime.cache.policy import MissingDraft, cacheable_pages, publishable_pages, usable_pages
@@ -22,6 +23,7 @@ def test_recompute_uses_whole_pairs_up_to_the_first_gap_and_degrade_uses_all(pre
     assert all(present[:use])
     assert use == len(present) or not present[use]
     assert usable_pages(present, MissingDraft.DEGRADE) == len(present)
+    assert usable_pages(present, MissingDraft.RECOMPUTE, rebuilds=True) == len(present)
 
 
 @given(st.integers(0, 100), SIZES)
@@ -102,10 +104,10 @@ def test_a_draft_pool_that_cannot_share_page_numbers_stops_the_start(tools: Simp
     rig = tools.Rig(draft=False)
     shape = PoolShape(KVGeometry.heads(1, 1, 4), tools.PAGE, "float32")
     with pytest.raises(ConfigError, match="before the first request"):
-        rig.cache.register_draft(KVPool(shape, 32, torch.device("cpu")), lookahead=1)
+        rig.cache.register_draft(KVPool(shape, 32, torch.device("cpu")), DRAFTS["EAGLE3"])
     fresh = type(rig.cache)(rig.target, host_pages=4, answer=MissingDraft.DEGRADE, metrics=rig.metrics)
     with pytest.raises(ConfigError, match="draft pool has 31 pages"):
-        fresh.register_draft(KVPool(shape, 31, torch.device("cpu")), lookahead=1)
+        fresh.register_draft(KVPool(shape, 31, torch.device("cpu")), DRAFTS["EAGLE3"])
     rig.close()
 
 

@@ -10,7 +10,8 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,8 @@ from prometheus_client import CollectorRegistry
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from speccache_api.drafts import DRAFTS
+from speccache_api.geometry import ModelFacts
 from speccache_runtime.cache.paired import PairedCache
 from speccache_runtime.cache.policy import MissingDraft
 from speccache_runtime.cache.pool import KVPool, PoolShape
@@ -33,8 +36,9 @@ from speccache_runtime.engine.engine import Engine
 from speccache_runtime.engine.runner import Runner
 from speccache_runtime.metrics import Metrics
 from speccache_runtime.model.draft import Eagle3Head, load_eagle3
+from speccache_runtime.model.standalone import load_standalone
 from speccache_runtime.model.target import Target, load_target
-from speccache_runtime.speculative.proposer import Eagle3Proposer
+from speccache_runtime.speculative.kinds import KINDS, HostKind, ReadyDraft
 
 DEVICE = torch.device(os.environ.get("SPECCACHE_TEST_DEVICE", "cpu"))
 """Where the engines of these tests compute, always in float32. On a GPU: SPECCACHE_TEST_DEVICE=cuda."""
@@ -88,6 +92,24 @@ def write_target(path: Path) -> None:
     config.save_pretrained(path)
 
 
+def write_standalone(path: Path, target: Path) -> None:
+    """A smaller Llama that asks for the same successors, and whose context disturbs them in its own way."""
+    draw = torch.Generator().manual_seed(9)
+    config = LlamaConfig.from_pretrained(target, num_hidden_layers=2)
+    model = LlamaForCausalLM(config)
+    known = load_file(target / "model.safetensors")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.copy_(torch.randn(parameter.shape, generator=draw) * 0.19)
+        model.model.embed_tokens.weight.copy_(known["model.embed_tokens.weight"])
+        model.lm_head.weight.copy_(known["lm_head.weight"])
+    path.mkdir()
+    save_file({name: tensor.clone() for name, tensor in model.state_dict().items()}, path / "model.safetensors")
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(path)
+
+
 def write_draft(path: Path, target: Path) -> None:
     """An EAGLE-3 head that looks mostly at its own token, through an attention that its context disturbs.
 
@@ -132,10 +154,14 @@ def write_draft(path: Path, target: Path) -> None:
 
 
 class Pair:
-    """A loaded target and head, and what plain transformers says with the same target."""
+    """A loaded target and its drafts, and what plain transformers says with the same target."""
 
-    def __init__(self, target_path: Path, draft_path: Path, aux: tuple[int, ...]) -> None:
+    def __init__(
+        self, target_path: Path, draft_path: Path, aux: tuple[int, ...], standalone_path: Path | None = None
+    ) -> None:
+        """`standalone_path` is the draft of Standalone: without, the target is its own."""
         self.target_path, self.draft_path = target_path, draft_path
+        self.standalone_path = standalone_path or target_path
         self.target: Target = load_target(target_path, device=DEVICE, dtype=torch.float32, aux_layers=aux)
         self.head: Eagle3Head = load_eagle3(draft_path, self.target, device=DEVICE, dtype=torch.float32)
         self._plain = AutoModelForCausalLM.from_pretrained(
@@ -143,6 +169,19 @@ class Pair:
         )
         self._plain.to(DEVICE)
         self._said: dict[tuple[int, ...], tuple[int, ...]] = {}
+
+    @cached_property
+    def standalone(self) -> Target:
+        return load_standalone(self.standalone_path, self.target, device=DEVICE, dtype=torch.float32)
+
+    def draft(self, algorithm: str, pool: Callable[[ModelFacts], KVPool]) -> ReadyDraft:
+        """The draft of an algorithm, on a pool that `pool` makes of its facts."""
+        kind, facts = KINDS[algorithm], DRAFTS[algorithm]
+        if isinstance(kind, HostKind):
+            return ReadyDraft(facts, lookup=kind.lookup)
+        model: Any = {"EAGLE3": lambda: self.head, "Standalone": lambda: self.standalone}[algorithm]()
+        made = pool(model.facts)
+        return ReadyDraft(facts, made, kind.proposer(model, made))
 
     def greedy(self, prompt: Sequence[int], new: int) -> tuple[int, ...]:
         """The next `new` tokens by whole forward passes without any cache."""
@@ -163,7 +202,8 @@ class Pair:
 
 
 class Life:
-    """An engine from its start to its end, stepped by the test. `steps` 0 means no speculation."""
+    """An engine from its start to its end, stepped by the test. `steps` 0 means no speculation. `draft` takes the place
+    of the pair's own."""
 
     def __init__(
         self,
@@ -178,26 +218,29 @@ class Life:
         answer: MissingDraft = MissingDraft.RECOMPUTE,
         max_running: int = 8,
         budget: int = 64,
+        algorithm: str = "EAGLE3",
+        draft: Callable[[Callable[[ModelFacts], KVPool]], ReadyDraft] | None = None,
     ) -> None:
         self.metrics = Metrics(CollectorRegistry())
         self.outputs: dict[str, list[Output]] = {}
         self.woken = threading.Event()
-        shapes = [_shape(facts, page_size) for facts in (pair.target.facts, pair.head.facts)]
-        pool = KVPool(shapes[0], device_pages, DEVICE)
+        make_pool = lambda facts: KVPool(PoolShape(facts.geometry, page_size, "float32"), device_pages, DEVICE)  # noqa: E731
+        pool = make_pool(pair.target.facts)
         self.cache = PairedCache(pool, host_pages=host_pages, answer=answer, metrics=self.metrics)
-        proposer = None
+        ready = None
         if steps:
-            draft_pool = KVPool(shapes[1], device_pages, DEVICE)
-            self.cache.register_draft(draft_pool, lookahead=1)
-            proposer = Eagle3Proposer(pair.head, draft_pool)
+            ready = draft(make_pool) if draft else pair.draft(algorithm, make_pool)
+        if ready is not None and ready.pool is not None:
+            self.cache.register_draft(ready.pool, ready.facts)
         if folder is not None:
             backend = FileBackend(folder)
             backend.probe()
-        self.cache.open(_store(backend, page_size, shapes, steps, self.metrics) if backend else None, self.woken.set)
+        store = _store(backend, pool, ready, algorithm, self.metrics) if backend else None
+        self.cache.open(store, self.woken.set)
         runner = Runner(
             target=pair.target,
             pool=pool,
-            proposer=proposer,
+            proposer=ready.proposer if ready else None,
             loads=self.cache.loads,
             rows=max_running,
             num_steps=steps,
@@ -210,6 +253,8 @@ class Life:
             prefill_budget=budget,
             metrics=self.metrics,
             emit=lambda output: self.outputs.setdefault(output.request_id, []).append(output),
+            draft=ready.facts if ready else None,
+            lookup=ready.lookup if ready else None,
         )
         self._numbers = itertools.count()
 
@@ -286,19 +331,14 @@ class Life:
         self.cache.index.give_device(pages)
 
 
-def _shape(facts: Any, page_size: int) -> PoolShape:
-    return PoolShape(facts.geometry, page_size, "float32")
-
-
-def _store(backend: Backend, page_size: int, shapes: list[PoolShape], steps: int, metrics: Metrics) -> PairStore:
-    space = hashlib.sha256(f"target {page_size}".encode()).digest()
-    draft_space = hashlib.sha256(f"draft {page_size}".encode()).digest()
+def _store(backend: Backend, pool: KVPool, draft: ReadyDraft | None, algorithm: str, metrics: Metrics) -> PairStore:
+    draft_pool = draft.pool if draft else None
     return PairStore(
         backend,
-        space,
-        draft_space if steps else None,
-        shapes[0].layout.page_bytes,
-        shapes[1].layout.page_bytes if steps else 0,
+        hashlib.sha256(f"target {pool.page_size}".encode()).digest(),
+        hashlib.sha256(f"{algorithm} {pool.page_size}".encode()).digest() if draft_pool else None,
+        pool.layout.page_bytes,
+        draft_pool.layout.page_bytes if draft_pool else 0,
         StorageMetrics(metrics),
     )
 
@@ -317,7 +357,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     folder = tmp_path_factory.mktemp("pair")
     write_target(folder / "target")
     write_draft(folder / "draft", folder / "target")
-    return Pair(folder / "target", folder / "draft", (0, 1, 2))
+    write_standalone(folder / "standalone", folder / "target")
+    return Pair(folder / "target", folder / "draft", (0, 1, 2), folder / "standalone")
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from speccache_api.drafts import DRAFTS
 from speccache_runtime.cache.policy import MissingDraft
 
 NEW = 12
@@ -38,6 +39,7 @@ class LifePlan:
 
     batches: list[list[int]]
     steps: int
+    algorithm: str
     answer: MissingDraft
     max_running: int
     budget: int
@@ -50,6 +52,7 @@ LIVES = st.builds(
     LifePlan,
     batches=st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=4), min_size=1, max_size=2),
     steps=st.sampled_from([0, 1, 3]),
+    algorithm=st.sampled_from(sorted(DRAFTS)),
     answer=st.sampled_from(MissingDraft),
     max_running=st.integers(1, 4),
     budget=st.sampled_from([5, 16, 64]),
@@ -79,6 +82,7 @@ def test_any_cache_state_gives_the_tokens_of_no_cache(
                 device_pages=-(-(LONGEST + NEW) // page_size) + plan.spare_pages,
                 host_pages=plan.host_pages,
                 steps=plan.steps,
+                algorithm=plan.algorithm,
                 answer=plan.answer,
                 max_running=plan.max_running,
                 budget=plan.budget,

@@ -53,7 +53,7 @@ from speccache_runtime.engine.parallel.spread import SpreadStorage, SpreadTransf
 from speccache_runtime.engine.service import EngineService
 from speccache_runtime.errors import RankError
 from speccache_runtime.metrics import Metrics
-from speccache_runtime.steps import Chosen, Group, StepPlan, StepResult, Table
+from speccache_runtime.steps import Chosen, DraftRows, Group, StepPlan, StepResult, Table
 
 NEW = 24
 PATIENCE_S = 60.0
@@ -211,6 +211,31 @@ def test_two_ranks_say_what_one_says_and_find_everything_again_after_a_restart(
     restored = second.run(prompts)
     assert cached(restored) == [{Tier.STORAGE: (len(prompt) - 1) // 8 * 8} for prompt in prompts]
     assert [text(answer) for answer in restored] == [pair.greedy(prompt, NEW) for prompt in prompts]
+    assert counts(restored) == counts(cold)
+    second.end()
+
+
+@pytest.mark.parametrize("algorithm", ["Standalone", "NGram"])
+def test_two_ranks_accept_what_one_accepts_by_every_algorithm(
+    pair: Any, prompts: list[list[int]], tmp_path: Path, algorithm: str
+) -> None:
+    has_model = algorithm == "Standalone"
+    changes = {
+        "algorithm": algorithm,
+        "draft_path": pair.standalone_path if has_model else None,
+        "draft_geometry": pair.standalone.facts.geometry if has_model else None,
+    }
+    one = Replica(settings(pair, tmp_path, tensor=1, **changes))
+    alone = one.run(prompts)
+    one.end()
+    first = Replica(settings(pair, tmp_path, **changes))
+    cold = first.run(prompts)
+    assert [text(answer) for answer in cold] == [pair.greedy(prompt, NEW) for prompt in prompts]
+    assert counts(cold) == counts(alone)
+    first.end()
+    second = Replica(settings(pair, tmp_path, **changes))
+    restored = second.run(prompts)
+    assert cached(restored) == [{Tier.STORAGE: (len(prompt) - 1) // 8 * 8} for prompt in prompts]
     assert counts(restored) == counts(cold)
     second.end()
 
@@ -394,7 +419,7 @@ GROUPS = st.builds(
     parents=SMALL,
     chooses=st.booleans(),
     sampling=st.builds(Sampling, st.floats(0, 5), st.floats(0.01, 1), NUMBERS),
-    behind=SMALL,
+    draft=st.builds(DraftRows, NUMBERS, SMALL, st.booleans()),
     propose=NUMBERS,
     left=NUMBERS,
     loads=SMALL,

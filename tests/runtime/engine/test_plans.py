@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from speccache_api.drafts import DRAFTS
 from speccache_runtime.cache.loads import Loads
 from speccache_runtime.cache.pool import KVPool
 from speccache_runtime.core import Sampling
 from speccache_runtime.engine.runner import Runner
 from speccache_runtime.engine.sampler import choose
-from speccache_runtime.speculative.proposer import Eagle3Proposer
-from speccache_runtime.steps import Group, StepPlan
+from speccache_runtime.steps import NO_ROWS, Group, StepPlan
 
 NEW = 20
 
@@ -27,10 +27,6 @@ class Recorder:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self.calls: list[tuple[StepPlan, frozenset[int], Any, tuple[int, ...]]] = []
-
-    @property
-    def lookahead(self) -> int:
-        return self._runner.lookahead
 
     def submit(self, plan: StepPlan) -> None:
         self._plan = plan
@@ -57,14 +53,19 @@ def atoms(value: Any) -> Iterator[Any]:
         yield value
 
 
-@pytest.fixture
-def recorded(pair: Any, tools: SimpleNamespace) -> tuple[Any, Recorder]:
-    """A life with mixed steps, preemptions and sampled requests; without a host tier all bytes are computed."""
-    life = tools.Life(pair, device_pages=18, host_pages=0, budget=24, max_running=4)
+@pytest.fixture(params=sorted(DRAFTS))
+def recorded(pair: Any, tools: SimpleNamespace, request: pytest.FixtureRequest) -> tuple[Any, Recorder]:
+    """A life with mixed steps, preemptions and sampled requests; without a host tier all bytes are computed.
+
+    Draft halves that can be made anew are lost now and then, so that drafts fall behind."""
+    life = tools.Life(pair, device_pages=18, host_pages=0, budget=24, max_running=4, algorithm=request.param)
+    life.algorithm = request.param
     recorder = life.engine._runner = Recorder(life.engine._runner)
     names = [life.add(tools.random_tokens(20 + 7 * n, seed=80 + n), NEW, temperature=n % 2 * 0.8) for n in range(5)]
     while life.engine.num_requests:
         life.step()
+        for entry in life.cache.index.entries():
+            entry.draft_on_device &= entry.device_pins > 0 or not life.cache._rebuilds
     assert life.engine.scheduler.preemptions
     assert all(len(life.tokens(name)) == NEW for name in names)
     life.end()
@@ -85,7 +86,7 @@ def test_the_same_plans_do_the_same_in_another_runner(pair: Any, recorded: tuple
     """This is what the ranks of a replica do. Page tables arrive in pieces, proposals stay where they were made."""
     life, recorder = recorded
     pools = []
-    for pool in (life.cache._target, life.cache._draft):
+    for pool in filter(None, (life.cache._target, life.cache._draft)):
         pools.append(KVPool(pool.shape, pool.num_pages, pool.device))
         for layer in range(pool.layout.num_layers):
             for tensor in pools[-1].layer(layer):
@@ -93,7 +94,7 @@ def test_the_same_plans_do_the_same_in_another_runner(pair: Any, recorded: tuple
     other = Runner(
         target=pair.target,
         pool=pools[0],
-        proposer=Eagle3Proposer(pair.head, pools[1]),
+        proposer=pair.draft(life.algorithm, lambda facts: pools[1]).proposer,
         loads=Loads(None),  # type: ignore[arg-type]
         rows=4,
         num_steps=3,
@@ -110,12 +111,27 @@ def test_proposing_needs_nothing_from_the_host(pair: Any, recorded: tuple[Any, R
     for plan, ended, result, proposed in recorder.calls:
         for group, chosen, count in zip(plan.groups(), result.chosen, proposed, strict=True):
             want = max(0, min(group.propose, group.left - len(chosen.tokens) - 1)) if group.chooses else 0
-            assert count == (0 if group.row in ended else want)
+            on_device = group.draft != NO_ROWS
+            assert count == (0 if group.row in ended or not on_device else want)
+
+
+def test_plans_say_where_proposals_come_from(recorded: tuple[Any, Recorder]) -> None:
+    """What the host proposes travels as tokens; what the device proposes stays there."""
+    life, recorder = recorded
+    decode = [group for plan, *_ in recorder.calls for group in plan.decode]
+    on_device = DRAFTS[life.algorithm].pool
+    assert any(group.held for group in decode) == on_device
+    assert any(len(group.tokens) > 1 for group in decode) != on_device
+    groups = [group for plan, *_ in recorder.calls for group in plan.groups()]
+    assert any(group.draft != NO_ROWS for group in groups) == on_device
+    behind = [g for g in groups if g.draft != NO_ROWS and g.chooses and not g.draft.follows]
+    assert bool(behind) == DRAFTS[life.algorithm].rebuilds, "no draft was ever behind, or one was that must not be"
+    assert all(group.propose == 0 for group in behind)
 
 
 def test_proposals_that_are_no_chain_are_refused(pair: Any, tools: SimpleNamespace) -> None:
     life = tools.Life(pair)
-    group = Group(0, 0, (1,), 2, (0, 0), True, Sampling(), (), 0, 5)
+    group = Group(0, 0, (1,), 2, (0, 0), True, Sampling(), NO_ROWS, 0, 5)
     with pytest.raises(ValueError, match="no chain"):
         life.engine._runner.submit(StepPlan((), (group,), ()))
 

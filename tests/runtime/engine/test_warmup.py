@@ -11,7 +11,6 @@ from speccache_runtime.cache.pool import KVPool, PoolShape
 from speccache_runtime.engine import warmup
 from speccache_runtime.engine.parts import Parts
 from speccache_runtime.metrics import Metrics
-from speccache_runtime.speculative.proposer import Eagle3Proposer
 
 
 def _pool(facts: Any, pages: int, device: torch.device) -> KVPool:
@@ -19,11 +18,9 @@ def _pool(facts: Any, pages: int, device: torch.device) -> KVPool:
 
 
 def _warm_up(pair: Any, device: torch.device, pages: int, steps: int) -> None:
-    draft_pool = _pool(pair.head.facts, pages, device) if steps else None
-    proposer = Eagle3Proposer(pair.head, draft_pool) if draft_pool else None
     pool = _pool(pair.target.facts, pages, device)
-    parts = Parts(pair.target, pool, draft_pool, proposer, None)
-    warmup.warm_up(parts, None, budget=32, num_steps=steps)
+    draft = pair.draft("EAGLE3", lambda facts: _pool(facts, pages, device)) if steps else None
+    warmup.warm_up(Parts(pair.target, pool, draft, None), None, budget=32, num_steps=steps)
 
 
 @pytest.mark.parametrize("steps", [0, 3])

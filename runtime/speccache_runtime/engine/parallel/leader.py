@@ -77,11 +77,6 @@ class LeadRunner:
         self._runner = runner
         self._ranks = ranks
 
-    @property
-    def lookahead(self) -> int:
-        """As the runner's."""
-        return self._runner.lookahead
-
     def submit(self, plan: StepPlan) -> None:
         """Starts the target's part of a step on all ranks."""
         self._ranks.tell(Step(plan))
