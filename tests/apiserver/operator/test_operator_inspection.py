@@ -16,7 +16,10 @@ MODELS = {
     "model": {"uri": "pvc://models/target"},
     "speculative": {"algorithm": "EAGLE3", "draftModel": {"uri": "pvc://models/draft"}},
 }
-COMMAND = "speccache-runtime inspect --target /models/target/target --draft /models/draft/draft --termination-message"
+COMMAND = (
+    "speccache-runtime inspect --target /models/target/target --draft /models/draft/draft"
+    " --algorithm EAGLE3 --termination-message"
+)
 SELECTOR = f"{names.LABEL_COMPONENT}={names.COMPONENT_INSPECTION}"
 
 
