@@ -22,7 +22,8 @@ from speccache_runtime.cache.loads import Loads
 from speccache_runtime.cache.pool import KVPool
 from speccache_runtime.engine.sampler import choose
 from speccache_runtime.engine.threads import CpuThreads
-from speccache_runtime.model.packing import Rows, no_wait, pack
+from speccache_runtime.model.attention import no_wait
+from speccache_runtime.model.packing import Rows, pack
 from speccache_runtime.model.tables import PageTables
 from speccache_runtime.model.target import Target, TargetOutput
 from speccache_runtime.speculative.proposer import DraftWork, Proposer

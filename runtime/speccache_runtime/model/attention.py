@@ -29,7 +29,7 @@ class Segment:
     kv_len: int
 
 
-def _no_wait(layer: int) -> None:
+def no_wait(layer: int) -> None:
     """Nothing is being loaded: every layer may be used at once."""
 
 
@@ -43,7 +43,7 @@ class AttentionBatch:
 
     slots: Tensor
     segments: tuple[Segment, ...]
-    before_layer: Callable[[int], None] = _no_wait
+    before_layer: Callable[[int], None] = no_wait
 
 
 class KVPool(Protocol):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from speccache_runtime.model.attention import AttentionBatch, Segment
+from speccache_runtime.model.attention import AttentionBatch, Segment, no_wait
 from speccache_runtime.model.tables import PageTables
 from speccache_runtime.tensors import send
 
@@ -28,10 +28,6 @@ class Packed:
 
     positions: Tensor
     attention: AttentionBatch
-
-
-def no_wait(layer: int) -> None:
-    """Nothing is being loaded: every layer may be used at once."""
 
 
 def pack(
