@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from speccache_api.drafts import Draft
 from speccache_runtime.cache.accounting import PageGauges, count_lookups
 from speccache_runtime.cache.index import Entry, Index
-from speccache_runtime.cache.layout import HostRecord
 from speccache_runtime.cache.lease import Hit, Lease, Prefetch
 from speccache_runtime.cache.loads import Loads
 from speccache_runtime.cache.policy import MissingDraft, cacheable_pages, publishable_pages, usable_pages
@@ -86,8 +85,7 @@ class PairedCache:
         is done with the pages here.
         """
         self._opened = True
-        record = HostRecord(self._target.layout, self._draft.layout if self._draft else None)
-        self._arena = HostArena(record, self._host_pages, pinned=self._target.device.type == "cuda")
+        self._arena = HostArena.of(self._target, self._draft, self._host_pages)
         self._ranks = ranks or self._ranks
         transfer = self._ranks.transfer(make_transfer(self._arena, self._target, self._draft))
         self.loads = Loads(transfer)

@@ -81,6 +81,12 @@ class HostArena:
             _check(torch.cuda.cudart().cudaHostRegister(self.rows.data_ptr(), self.rows.nbytes, 0), self.rows.nbytes)
         self._bytes: memoryview = self.rows.view(-1).numpy().data
 
+    @classmethod
+    def of(cls, target: KVPool, draft: KVPool | None, num_pages: int) -> HostArena:
+        """Records for the pages of these pools."""
+        record = HostRecord(target.layout, draft.layout if draft else None)
+        return cls(record, num_pages, pinned=target.device.type == "cuda")
+
     def target_half(self, page: int) -> memoryview:
         """Writable view of the target half of host page `page`; valid as long as the arena."""
         start = page * self.record.page_bytes

@@ -12,7 +12,7 @@ from speccache_runtime.core import Limits, Output
 from speccache_runtime.engine.engine import Engine
 from speccache_runtime.engine.parallel.leader import LeadRunner, Ranks
 from speccache_runtime.engine.parts import Parts, load
-from speccache_runtime.engine.runner import Runner, Timer, untimed
+from speccache_runtime.engine.runner import Timer, untimed
 from speccache_runtime.engine.warmup import warm_up
 from speccache_runtime.metrics import Metrics
 from speccache_runtime.model.collective import ALONE
@@ -74,15 +74,7 @@ def _assemble(
     if parts.pool.device.type == "cuda":
         warm_up(parts, ranks, budget=config.prefill_budget, num_steps=config.num_steps)
     cache.open(parts.store, wake, ranks)
-    runner = Runner(
-        target=parts.target,
-        pool=parts.pool,
-        proposer=parts.proposer,
-        loads=cache.loads,
-        rows=config.max_running,
-        num_steps=config.num_steps,
-        timer=timer,
-    )
+    runner = parts.runner(cache.loads, rows=config.max_running, num_steps=config.num_steps, timer=timer)
     engine = Engine(
         runner=LeadRunner(runner, ranks) if ranks else runner,
         cache=cache,

@@ -13,11 +13,13 @@ import torch
 from speccache_api.drafts import DRAFTS, Algorithm
 from speccache_api.fingerprint import draft_digest, namespace_digest
 from speccache_api.geometry import KVGeometry, ModelFacts
+from speccache_runtime.cache.loads import Loads
 from speccache_runtime.cache.pool import KVPool, PoolShape
 from speccache_runtime.cache.storage.registry import BackendConfig, open_backend
 from speccache_runtime.cache.storage.store import PairStore
 from speccache_runtime.cache.storage_metrics import StorageMetrics
 from speccache_runtime.config import EngineConfig
+from speccache_runtime.engine.runner import Runner, Timer, untimed
 from speccache_runtime.errors import ConfigError, ModelError
 from speccache_runtime.metrics import Metrics
 from speccache_runtime.model.collective import Collective
@@ -46,6 +48,18 @@ class Parts:
     def proposer(self) -> Proposer | None:
         """What proposes on the device, if something does."""
         return self.draft.proposer if self.draft else None
+
+    def runner(self, loads: Loads, *, rows: int, num_steps: int, timer: Timer = untimed) -> Runner:
+        """A runner over these parts, as `Runner` describes it."""
+        return Runner(
+            target=self.target,
+            pool=self.pool,
+            proposer=self.proposer,
+            loads=loads,
+            rows=rows,
+            num_steps=num_steps,
+            timer=timer,
+        )
 
 
 @dataclass(frozen=True, slots=True)

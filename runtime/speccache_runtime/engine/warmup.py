@@ -18,7 +18,6 @@ from speccache_runtime.core import Request, SamplingParams
 from speccache_runtime.engine.engine import Engine
 from speccache_runtime.engine.parallel.leader import LeadRunner, Ranks
 from speccache_runtime.engine.parts import Parts
-from speccache_runtime.engine.runner import Runner
 from speccache_runtime.metrics import Metrics
 
 HOST_PAGES = 16
@@ -31,16 +30,14 @@ def warm_up(parts: Parts, ranks: Ranks | None, *, budget: int, num_steps: int) -
     sampled, and on a replica of one rank pages to the host and back. Before the real cache opens; leaves made-up values
     in both pools of every rank."""
     metrics = Metrics(CollectorRegistry())
-    target, pool, proposer = parts.target, parts.pool, parts.proposer
+    target, pool = parts.target, parts.pool
     host_pages = 0 if ranks else HOST_PAGES  # the others' host pages belong to the real cache
     cache = PairedCache(pool, host_pages=host_pages, answer=MissingDraft.RECOMPUTE, metrics=metrics)
     draft = parts.draft
     if draft is not None and draft.pool is not None:
         cache.register_draft(draft.pool, draft.facts)
     cache.open(None, lambda: None)
-    runner = Runner(
-        target=target, pool=pool, proposer=proposer, loads=cache.loads, rows=MAX_RUNNING, num_steps=num_steps
-    )
+    runner = parts.runner(cache.loads, rows=MAX_RUNNING, num_steps=num_steps)
     engine = Engine(
         runner=LeadRunner(runner, ranks) if ranks else runner,
         cache=cache,

@@ -27,6 +27,7 @@ from prometheus_client import CollectorRegistry
 from speccache_runtime.cache.keys import KeyChain
 from speccache_runtime.cache.storage.halves import HalfRead, HalfWrite
 from speccache_runtime.cache.storage.store import PairRead, PairWrite, Presence
+from speccache_runtime.cache.storage_io import READERS
 from speccache_runtime.cache.transfer import Move
 from speccache_runtime.cache.transfer_cpu import DoneJob
 from speccache_runtime.config import EngineConfig, StorageConfig
@@ -34,9 +35,12 @@ from speccache_runtime.core import Finish, Output, Request, Sampling, SamplingPa
 from speccache_runtime.engine.build import Built, build_engine
 from speccache_runtime.engine.parallel import leader
 from speccache_runtime.engine.parallel.channel import MAX_BYTES, Channel
+from speccache_runtime.engine.parallel.follower import _Follower
 from speccache_runtime.engine.parallel.messages import (
+    Failed,
     Found,
     Load,
+    Lookup,
     Message,
     Moved,
     Propose,
@@ -489,6 +493,22 @@ def test_a_torn_or_lying_connection_is_an_error(sent: bytes) -> None:
 def test_messages_are_plain_json() -> None:
     """Nothing that a rank reads can run code."""
     assert json.loads(encode(Moved(3))) == {"number": 3, "kind": "moved"}
+
+
+def test_a_bug_in_the_storage_of_a_rank_is_told_and_loses_no_answer() -> None:
+    """It would otherwise end a thread, and rank 0 would wait for the answer."""
+
+    class Store:
+        def lookup(self, keys: object) -> list[Presence]:
+            raise ZeroDivisionError("a bug")
+
+    here, there = (Channel(end) for end in socket.socketpair())
+    follower = _Follower(here, None, None, None, Store())  # type: ignore[arg-type]
+    for number in range(READERS + 1):
+        follower._do(Lookup(number, ("00" * 32,)))
+        assert there.receive() == Failed("ZeroDivisionError: a bug")
+    here.close()
+    there.close()
 
 
 # ---- operations on all ranks

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from speccache_runtime.cache.layout import HostRecord
 from speccache_runtime.cache.loads import Loads
 from speccache_runtime.cache.pool import HostArena
 from speccache_runtime.cache.storage.store import PairStore
-from speccache_runtime.cache.storage_io import READERS, WRITERS, Workers
+from speccache_runtime.cache.storage_io import StorageIO, Workers
 from speccache_runtime.cache.transfer import Job, Move
 from speccache_runtime.cache.transfers import make_transfer
 from speccache_runtime.config import EngineConfig
@@ -64,20 +64,12 @@ def follow(channel: Channel) -> None:
         if not isinstance(agreed, Pages):
             raise RankError("rank 0 has ended, or did not say how many pages there are")
         parts = loaded.with_pools(agreed.count)
-        record = HostRecord(parts.pool.layout, parts.draft_pool.layout if parts.draft_pool else None)
-        arena = HostArena(record, config.host_pages, pinned=parts.pool.device.type == "cuda")
+        arena = HostArena.of(parts.pool, parts.draft_pool, config.host_pages)
         loads = Loads(make_transfer(arena, parts.pool, parts.draft_pool))
-        runner = Runner(
-            target=parts.target,
-            pool=parts.pool,
-            proposer=parts.proposer,
-            loads=loads,
-            rows=config.max_running,
-            num_steps=config.num_steps,
-        )
+        runner = parts.runner(loads, rows=config.max_running, num_steps=config.num_steps)
         _Follower(channel, runner, loads, arena, parts.store).serve()
     except Exception as error:
-        channel.send(Failed(f"{type(error).__name__}: {error}"))
+        tell_failure(channel, error)
         raise
     finally:
         leave()
@@ -92,11 +84,8 @@ class _Follower:
         self._channel = channel
         self._runner = runner
         self._loads = loads
-        self._arena = arena
-        self._store = store
+        self._storage = StorageIO(store, arena, self._deliver) if store else None
         self._copies = Workers(1, "copies")
-        self._readers = Workers(READERS, "storage-read")
-        self._writers = Workers(WRITERS, "storage-write")
 
     def serve(self) -> None:
         """Until a stop."""
@@ -136,34 +125,41 @@ class _Follower:
         self._copies.submit(wait)
 
     def _ask_storage(self, message: Lookup | Read | Write) -> None:
-        store = self._store
-        if store is None:
+        storage, send = self._storage, self._channel.send
+        if storage is None:
             raise RankError("rank 0 has a storage tier and this rank has none")
-
-        def lookup(asked: Lookup) -> None:
-            found = store.lookup([bytes.fromhex(key) for key in asked.keys])
-            self._channel.send(Found(asked.number, tuple(presence.draft for presence in found)))
-
-        def read(asked: Read) -> None:
-            target, draft = self._halves(asked.host, asked.draft)
-            result = store.read_pair(bytes.fromhex(asked.key), target, draft)
-            self._channel.send(WasRead(asked.number, result.target, result.draft))
-
-        def write(asked: Write) -> None:
-            target, draft = self._halves(asked.host, asked.draft)
-            result = store.write_pair(bytes.fromhex(asked.key), target, draft, asked.successors)
-            self._channel.send(WasWritten(asked.number, result.target, result.draft))
-
         match message:
-            case Lookup():
-                self._readers.submit(lambda: lookup(message))
-            case Read():
-                self._readers.submit(lambda: read(message))
-            case Write():
-                self._writers.submit(lambda: write(message))
+            case Lookup(number, keys):
+                storage.lookup(
+                    [bytes.fromhex(key) for key in keys],
+                    lambda found: send(Found(number, tuple(presence.draft for presence in found))),
+                )
+            case Read(number, key, host, draft):
+                storage.read(
+                    bytes.fromhex(key), host, draft, lambda read: send(WasRead(number, read.target, read.draft))
+                )
+            case Write(number, key, host, draft, successors):
+                storage.write(
+                    bytes.fromhex(key),
+                    host,
+                    draft,
+                    successors,
+                    lambda written: send(WasWritten(number, written.target, written.draft)),
+                )
 
-    def _halves(self, host: int, draft: bool) -> tuple[memoryview, memoryview | None]:
-        return self._arena.target_half(host), self._arena.draft_half(host) if draft else None
+    def _deliver(self) -> None:
+        """Sends finished answers, on the storage thread that has one: the thread that follows waits for messages."""
+        assert self._storage is not None
+        try:
+            self._storage.poll()
+        except BaseException as error:  # noqa: BLE001 - a bug in the store must stop the replica, not a thread
+            tell_failure(self._channel, error)
+
+
+def tell_failure(channel: Channel, error: BaseException) -> None:
+    """Tells rank 0, if it is there, that this rank cannot go on."""
+    with contextlib.suppress(RankError):
+        channel.send(Failed(f"{type(error).__name__}: {error}"))
 
 
 def _moves(moves: Moves) -> list[Move]:
