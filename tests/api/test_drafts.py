@@ -7,7 +7,7 @@ import pytest
 from speccache_api import drafts
 from speccache_api.crd import build_crd
 from speccache_api.drafts import DRAFTS, Algorithm, Draft
-from speccache_api.fingerprint import draft_digest, namespace_digest
+from speccache_api.fingerprint import draft_namespace, fingerprint
 from speccache_api.wire import WireSpeculative
 
 
@@ -35,6 +35,6 @@ def test_a_draft_that_looks_ahead_is_local() -> None:
 
 def test_the_same_files_as_another_kind_of_draft_have_another_place() -> None:
     """An EAGLE head's KV and a standalone draft's are never taken for each other."""
-    namespace = namespace_digest("a" * 64, "float32", 16)
-    places = {draft_digest(namespace, "b" * 64, DRAFTS[name].lookahead) for name in ("EAGLE3", "Standalone")}
+    digest = fingerprint("a" * 64, "float32", 16)
+    places = {draft_namespace(digest, "0of1", "b" * 64, DRAFTS[name].lookahead) for name in ("EAGLE3", "Standalone")}
     assert len(places) == 2

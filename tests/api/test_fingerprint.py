@@ -2,26 +2,37 @@
 
 import itertools
 
-from speccache_api.fingerprint import draft_digest, namespace_digest
+from speccache_api.fingerprint import draft_namespace, fingerprint, target_namespace
 
 _TARGETS = ("a" * 64, "b" * 64)
+_SHARDS = ("0of1", "0of2", "1of2")
 
 
 def test_everything_that_changes_bytes_changes_the_digest() -> None:
     digests = {
-        namespace_digest(target, dtype, page_size, shard)
-        for target, dtype, page_size, shard in itertools.product(
-            _TARGETS, ("float32", "bfloat16"), (16, 64), ("0of1", "0of2", "1of2")
-        )
+        fingerprint(target, dtype, page_size)
+        for target, dtype, page_size in itertools.product(_TARGETS, ("float32", "bfloat16"), (16, 64))
     }
-    assert len(digests) == 2 * 2 * 2 * 3
-    drafts = {draft_digest(digest, draft, ahead) for digest in digests for draft in _TARGETS for ahead in (0, 1)}
-    assert len(drafts) == len(digests) * 4
-    assert not digests & drafts
+    assert len(digests) == 2 * 2 * 2
+    targets = {target_namespace(digest, shard) for digest in digests for shard in _SHARDS}
+    assert len(targets) == len(digests) * 3
+    drafts = {
+        draft_namespace(digest, shard, draft, ahead)
+        for digest in digests
+        for shard in _SHARDS
+        for draft in _TARGETS
+        for ahead in (0, 1)
+    }
+    assert len(drafts) == len(targets) * 4
+    assert len(digests | targets | drafts) == len(digests) + len(targets) + len(drafts)
 
 
 def test_digests_never_change() -> None:
     """Stored caches are found by these: a change loses every cache, so it needs another LAYOUT_VERSION."""
-    namespace = namespace_digest("a" * 64, "float32", 16)
-    assert namespace == "aab181bd6f2a9fc1da1d6abf25b60d4d793b0cdadb1e14194697cce913e67009"
-    assert draft_digest(namespace, "b" * 64, 1) == "f0c9ecbdfc858d47a4e5b2429a0e784b19b64b5f5a455d616b2abad0f87241ef"
+    digest = fingerprint("a" * 64, "float32", 16)
+    assert digest == "6a4065c9fc947fa484e00f4473c20d906785fc5f38cc10b61b1792a435ca3066"
+    assert target_namespace(digest, "0of1") == "54d27fcd7148e36e187ac245c7318bd14bc158220ea23dfcf71eaf846dd803c9"
+    assert (
+        draft_namespace(digest, "0of1", "b" * 64, 1)
+        == "5880fab62c625a5754947b8f805f0463cecb872486d9696be58800e62bca3e76"
+    )

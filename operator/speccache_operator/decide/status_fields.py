@@ -25,7 +25,7 @@ def of(
             facts["memory"]["limit"] = format_bytes(sized.limit)
     if found is not None and not found.target.declared:  # otherwise nobody has read the model
         key = (found.target.identity, kv_dtype(resource.spec), resource.spec.kv_cache.page_size)
-        facts["fingerprint"] = fingerprint.namespace_digest(*key)
+        facts["fingerprint"] = fingerprint.fingerprint(*key)
     return facts
 
 

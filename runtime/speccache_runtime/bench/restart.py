@@ -136,7 +136,7 @@ def without_speculation(data: dict[str, Any]) -> dict[str, Any]:
 
 def withhold_drafts(storage: Path) -> None:
     """Remove every draft object. Raises BenchError when there was none."""
-    part = ObjectName("0" * 64, Half.DRAFT, "0" * 64).directory[2]
+    part = ObjectName("0" * 64, Half.DRAFT, "0" * 64, "0" * 64, 0).directory[2]
     found = list((storage / LAYOUT).glob(f"*/{part}"))
     if not found:
         raise BenchError(f"the cold run has left no draft objects under {storage}")

@@ -19,7 +19,7 @@ import heapq
 from collections.abc import Collection, Iterable, Sequence
 
 from speccache_runtime.cache.eviction import EvictionOrder
-from speccache_runtime.cache.keys import ROOT
+from speccache_runtime.cache.keys import PageName
 
 MOST_SPARED = 64
 """How many pages that must stay are passed over in the search for one that may go: a bound on what the search costs."""
@@ -28,12 +28,14 @@ MOST_SPARED = 64
 class Entry:
     """One known page. It lives as long as it has a device or a host page.
 
-    `packed` are its token ids (see `keys.pack_tokens`), `successors` the tokens that its draft half depends on.
+    `packed` are its token ids (see `keys.pack_tokens`), `depth` is its number in its prompt, `successors` are the
+    tokens that its draft half depends on.
     A draft flag says that the draft half in that tier is this page's; when it is False those bytes are never attended.
     `stored_*` say that the storage tier is known to hold that half. `used` orders eviction in both tiers.
     """
 
     __slots__ = (
+        "depth",
         "device",
         "device_pins",
         "draft_on_device",
@@ -49,10 +51,11 @@ class Entry:
         "used",
     )
 
-    def __init__(self, key: bytes, parent: bytes, packed: bytes, successors: tuple[int, ...], used: int) -> None:
-        self.key = key
-        self.parent = parent
-        self.packed = packed
+    def __init__(self, page: PageName, successors: tuple[int, ...], used: int) -> None:
+        self.key = page.key
+        self.parent = page.parent
+        self.packed = page.packed
+        self.depth = page.depth
         self.successors = successors
         self.used = used
         self.device: int | None = None
@@ -150,11 +153,11 @@ class Index:
             if entry is not None:
                 entry.used = max(entry.used, stamp - depth)
 
-    def _new_entry(self, key: bytes, parent: bytes, packed: bytes, successors: tuple[int, ...]) -> Entry:
-        above = self._entries.get(parent)
+    def _new_entry(self, page: PageName, successors: tuple[int, ...]) -> Entry:
+        above = self._entries.get(page.parent)
         # A page whose parent is unknown cannot be reached: first to go, unless its chain is touched.
-        used = above.used - 1 if above else self._clock if parent == ROOT else 0
-        entry = self._entries[key] = Entry(key, parent, packed, successors, used)
+        used = above.used - 1 if above else self._clock if page.depth == 0 else 0
+        entry = self._entries[page.key] = Entry(page, successors, used)
         return entry
 
     # ---- device pages
@@ -177,18 +180,16 @@ class Index:
         for page in pages:
             self.device.push(page)
 
-    def publish(
-        self, entry_key: bytes, parent: bytes, packed: bytes, page: int, *, draft: bool, successors: tuple[int, ...]
-    ) -> tuple[Entry, bool]:
+    def publish(self, name: PageName, page: int, *, draft: bool, successors: tuple[int, ...]) -> tuple[Entry, bool]:
         """Makes a computed page known. Returns its entry and whether the entry now owns `page`.
 
         When it does, the entry is pinned once on behalf of the caller. Otherwise an equal page was known already and
         `page` stays the caller's. A known page without draft half gives way to one that has it, unless it is in use.
         """
-        entry = self._entries.get(entry_key)
+        entry = self._entries.get(name.key)
         if entry is None:
-            entry = self._new_entry(entry_key, parent, packed, successors)
-        elif entry.packed != packed:
+            entry = self._new_entry(name, successors)
+        elif entry.packed != name.packed:
             return entry, False
         elif entry.device is not None:
             if not (draft and not entry.draft_on_device and entry.device_pins == 0):
@@ -280,16 +281,14 @@ class Index:
         entry.draft_on_host = draft
         self.host.evictable.add(entry)
 
-    def add_host(
-        self, key: bytes, parent: bytes, packed: bytes, page: int, *, draft: bool, successors: tuple[int, ...]
-    ) -> Entry | None:
+    def add_host(self, name: PageName, page: int, *, draft: bool, successors: tuple[int, ...]) -> Entry | None:
         """Makes a page that was read from storage known.
 
         None if the key is known already: then `page` stays the caller's.
         """
-        if key in self._entries:
+        if name.key in self._entries:
             return None
-        entry = self._new_entry(key, parent, packed, successors)
+        entry = self._new_entry(name, successors)
         self.attach_host(entry, page, draft=draft)
         return entry
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 ROOT = bytes(32)
 
@@ -22,6 +23,16 @@ def pack_tokens(tokens: Sequence[int]) -> bytes:
 def next_key(parent: bytes, packed_tokens: bytes) -> bytes:
     """Key of the page that holds `packed_tokens` and follows the page with key `parent` (`ROOT` for the first)."""
     return hashlib.sha256(parent + packed_tokens).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class PageName:
+    """A whole page of a prompt: its key, that of the page before it, its packed token ids, and its number, from 0."""
+
+    key: bytes
+    parent: bytes
+    packed: bytes
+    depth: int
 
 
 class KeyChain:
@@ -40,6 +51,7 @@ class KeyChain:
             self.packed.append(packed)
             self.keys.append(next_key(self.keys[-1] if self.keys else ROOT, packed))
 
-    def parent(self, page: int) -> bytes:
-        """Key of the page before `page`."""
-        return self.keys[page - 1] if page else ROOT
+    def page(self, number: int) -> PageName:
+        """The page of that number, which must have a key."""
+        parent = self.keys[number - 1] if number else ROOT
+        return PageName(self.keys[number], parent, self.packed[number], number)

@@ -53,7 +53,6 @@ class PairedCache:
         self._loading: dict[int, list[Entry]] = {}
         self._arriving: dict[Entry, int] = {}
         self._gauges = PageGauges(metrics)
-        self._stalled = False
         self._opened = False
         self._arena: HostArena
         self.loads: Loads
@@ -105,24 +104,25 @@ class PairedCache:
     def prefetch(self, lease: Lease, tokens: Sequence[int]) -> Prefetch | None:
         """Starts to fetch what storage may hold of this prompt; None when there is nothing to wait for.
 
-        After a missed deadline nobody else waits until storage has answered something: a volume that hangs costs one
-        deadline, not one per request.
+        While storage answers nobody there is nothing to wait for: a volume that hangs costs those requests a moment
+        that are there when it begins to, and no later one.
         """
-        if self._prefetcher is None or self._stalled:
+        if self._prefetcher is None:
             return None
         pages = cacheable_pages(len(tokens), self.page_size)
         lease.chain.extend(tokens, pages)
         deadline = time.monotonic() + PREFETCH_DEADLINE_S
-        return self._prefetcher.start(lease.chain.keys[:pages], lease.chain.packed[:pages], deadline)
+        return self._prefetcher.start(lease.chain, pages, deadline)
 
     def prefetch_pending(self, prefetch: Prefetch | None) -> bool:
-        """Whether the request should go on waiting; past its deadline it should not, which is counted."""
-        if prefetch is None or not prefetch.pending:
+        """Whether the request should go on waiting; past its deadline, or while storage answers nobody, it should not,
+        which is counted."""
+        if prefetch is None or not prefetch.pending or self._prefetcher is None:
             return False
-        if time.monotonic() < prefetch.deadline:
+        if time.monotonic() < prefetch.deadline and not self._prefetcher.hangs:
             return True
         if not prefetch.late:
-            prefetch.late = self._stalled = True
+            prefetch.late = True
             self._metrics.prefetch_deadlines.inc()
         return False
 
@@ -267,8 +267,6 @@ class PairedCache:
             self._metrics.transfer_bytes.labels(direction="host_to_device").inc(job.nbytes)
             self._metrics.transfer_seconds.labels(direction="host_to_device").inc(job.seconds)
         stored = self._io.poll() if self._io else False
-        if stored:
-            self._stalled = False
         copied = self._writeback.poll()
         return bool(done) or stored or copied
 
@@ -288,8 +286,14 @@ class PairedCache:
         return bool(self._loading) or self._writeback.busy or (self._prefetcher is not None and self._prefetcher.busy)
 
     def store_all(self) -> None:
-        """Queues a storage write for every host page that storage lacks (drain)."""
+        """Queues a storage write for every host page that storage lacks (drain). May be called again for those that
+        failed; `unstored` says how many there are."""
         self._writeback.store_all()
+
+    @property
+    def unstored(self) -> int:
+        """Host pages of which storage is not known to hold every half; 0 without storage."""
+        return self._writeback.unstored
 
     def close(self) -> None:
         """Stops the tiers; the cache must not be used afterwards."""
@@ -338,9 +342,7 @@ class PairedCache:
         # What a draft computed behind a masked page is good only if it did not depend on that page.
         clean = facts is not None and end <= drafted and (facts.local or not lease.num_absent)
         entry, owned = self.index.publish(
-            lease.chain.keys[page],
-            lease.chain.parent(page),
-            lease.chain.packed[page],
+            lease.chain.page(page),
             lease.pages[page],
             draft=clean,
             successors=tuple(tokens[end : end + facts.lookahead]) if facts is not None else (),

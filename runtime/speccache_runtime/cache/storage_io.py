@@ -7,73 +7,71 @@ Every callback runs inside `poll`, on the thread that owns the index, so nothing
 from __future__ import annotations
 
 import queue
-import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from speccache_runtime.cache.pool import HostArena
-from speccache_runtime.cache.storage.store import PairRead, PairStore, PairWrite, Presence
-
-READERS = 4
-WRITERS = 1
+from speccache_runtime.cache.storage.outcome import Outcome
+from speccache_runtime.cache.storage.store import PairRead, PairStore, PairWrite, Run
+from speccache_runtime.cache.workers import Workers
 
 _T = TypeVar("_T")
 
 
-class Workers:
-    """`count` threads that run jobs in order of arrival.
+class Ticket(Protocol):
+    """A read that was asked for."""
 
-    They are daemons: the standard library's pools are waited for when the process ends, so that one call that a dead
-    network volume never answers would keep a drained process alive until it is killed.
-    """
-
-    def __init__(self, count: int, name: str) -> None:
-        self._count = count
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        for number in range(count):
-            threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True).start()
-
-    def submit(self, job: Callable[[], None]) -> None:
-        """Queues a job, which must not raise."""
-        self._jobs.put(job)
-
-    def close(self) -> None:
-        """Drops the jobs that have not begun and ends the threads; does not wait for one that hangs."""
-        while not self._jobs.empty():
-            try:
-                self._jobs.get_nowait()
-            except queue.Empty:
-                break
-        for _ in range(self._count):
-            self._jobs.put(None)
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
+    def cancel(self) -> None:
+        """Nobody wants it any more: if it has not begun, it ends at once, with NOT_ASKED."""
 
 
 class Storage(Protocol):
-    """The storage tier seen from the engine thread. Each `then` is called once, by `poll`, unless it closes before."""
+    """The storage tier seen from the engine thread. Each `then` is called once, by `poll`, unless it closes before.
 
-    def lookup(self, keys: Sequence[bytes], then: Callable[[Sequence[Presence]], None]) -> None:
-        """Asks for the longest run of `keys` whose target halves are stored."""
+    Pages are named by key and depth, their number in the prompt.
+    """
 
-    def read(self, key: bytes, host: int, draft: bool, then: Callable[[PairRead], None]) -> None:
+    def lookup(self, keys: Sequence[bytes], depth: int, then: Callable[[Run], None]) -> None:
+        """Asks for the longest run of `keys`, the first of them at `depth`, whose target halves are stored."""
+
+    def read(self, key: bytes, depth: int, host: int, draft: bool, then: Callable[[PairRead], None]) -> Ticket:
         """Reads a page into host page `host`, which the caller must leave alone until `then` has run.
 
         `draft` says whether its draft half is read too.
         """
 
     def write(
-        self, key: bytes, host: int, draft: bool, successors: tuple[int, ...], then: Callable[[PairWrite], None]
+        self,
+        key: bytes,
+        depth: int,
+        host: int,
+        draft: bool,
+        successors: tuple[int, ...],
+        then: Callable[[PairWrite], None],
     ) -> None:
         """Writes host page `host`, which must not change until `then` has run; its draft half too if `draft`."""
+
+    def hurry(self) -> None:
+        """Tries writes again soon after each failure from here on (a drain)."""
 
     def poll(self) -> bool:
         """Calls `then` of finished operations; True if there were any. Raises what a worker raised."""
 
     def close(self) -> None:
         """Stops taking work; operations that have not begun are dropped. Does not wait for one that hangs."""
+
+
+class _Read:
+    """A read in this process."""
+
+    def __init__(self) -> None:
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+_CANCELLED = PairRead(Outcome.NOT_ASKED, Outcome.NOT_ASKED)
 
 
 class StorageIO:
@@ -84,28 +82,52 @@ class StorageIO:
         self._store = store
         self._arena = arena
         self._wake = wake
-        self._readers = Workers(READERS, "storage-read")
-        self._writers = Workers(WRITERS, "storage-write")
+        self._readers = Workers("storage-read")
+        self._writers = Workers("storage-write")
         self._results: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
-    def lookup(self, keys: Sequence[bytes], then: Callable[[Sequence[Presence]], None]) -> None:
-        self._run(self._readers, lambda: self._store.lookup(keys), then)
+    def lookup(self, keys: Sequence[bytes], depth: int, then: Callable[[Run], None]) -> None:
+        self._run(self._readers, lambda: self._store.lookup(keys, depth), then, lambda run: False)
 
-    def read(self, key: bytes, host: int, draft: bool, then: Callable[[PairRead], None]) -> None:
+    def read(self, key: bytes, depth: int, host: int, draft: bool, then: Callable[[PairRead], None]) -> Ticket:
         target, half = self._halves(host, draft)
-        self._run(self._readers, lambda: self._store.read_pair(key, target, half), then)
+        ticket = _Read()
+
+        def work() -> PairRead:
+            return _CANCELLED if ticket.cancelled else self._store.read_pair(key, depth, target, half)
+
+        self._run(self._readers, work, then, lambda read: read.target is Outcome.HIT)
+        return ticket
 
     def write(
-        self, key: bytes, host: int, draft: bool, successors: tuple[int, ...], then: Callable[[PairWrite], None]
+        self,
+        key: bytes,
+        depth: int,
+        host: int,
+        draft: bool,
+        successors: tuple[int, ...],
+        then: Callable[[PairWrite], None],
     ) -> None:
         target, half = self._halves(host, draft)
-        self._run(self._writers, lambda: self._store.write_pair(key, target, half, successors), then)
+        self._run(
+            self._writers,
+            lambda: self._store.write_pair(key, depth, target, half, successors),
+            then,
+            lambda write: write.target is Outcome.WRITTEN,
+        )
+
+    def hurry(self) -> None:
+        self._store.hurry()
 
     def _halves(self, host: int, draft: bool) -> tuple[memoryview, memoryview | None]:
         return self._arena.target_half(host), self._arena.draft_half(host) if draft else None
 
-    def _run(self, pool: Workers, work: Callable[[], _T], then: Callable[[_T], None]) -> None:
-        def job() -> None:
+    def _run(
+        self, pool: Workers, work: Callable[[], _T], then: Callable[[_T], None], usual: Callable[[_T], bool]
+    ) -> None:
+        """`usual` tells results of whole pages moved from others."""
+
+        def job() -> bool:
             try:
                 result = work()
             except BaseException as error:  # noqa: BLE001 - a bug in the store must stop the engine, not a thread
@@ -115,9 +137,11 @@ class StorageIO:
                     raise failure
 
                 self._results.put(raise_it)
-            else:
-                self._results.put(lambda: then(result))
+                self._wake()
+                return False
+            self._results.put(lambda: then(result))
             self._wake()
+            return usual(result)
 
         pool.submit(job)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from speccache_runtime.cache.storage.breaker import BreakerState
 from speccache_runtime.cache.storage.codec import CorruptReason, Half
-from speccache_runtime.cache.storage.observer import Operation, Result
+from speccache_runtime.cache.storage.observer import Operation
+from speccache_runtime.cache.storage.outcome import Outcome
 from speccache_runtime.metrics import Metrics
 
 
@@ -14,9 +15,9 @@ class StorageMetrics:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
-    def on_operation(self, operation: Operation, half: Half, result: Result, seconds: float, nbytes: int) -> None:
+    def on_operation(self, operation: Operation, half: Half, outcome: Outcome, seconds: float, nbytes: int) -> None:
         """Counts the operation, its bytes and its time."""
-        self._metrics.storage_operations.labels(operation=operation, half=half.name.lower(), result=result).inc()
+        self._metrics.storage_operations.labels(operation=operation, half=half.name.lower(), result=outcome).inc()
         self._metrics.storage_latency.labels(operation=operation).observe(seconds)
         if nbytes:
             self._metrics.storage_bytes.labels(operation=operation).inc(nbytes)

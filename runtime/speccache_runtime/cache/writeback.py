@@ -16,12 +16,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from speccache_runtime.cache.index import Entry, Index
-from speccache_runtime.cache.storage.store import HalfWrite, PairWrite
+from speccache_runtime.cache.storage.store import PairWrite
 from speccache_runtime.cache.storage_io import Storage
 from speccache_runtime.cache.transfer import Job, Move, Transfer
 from speccache_runtime.metrics import Metrics
-
-_STORED = (HalfWrite.WRITTEN, HalfWrite.EXISTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +58,7 @@ class Writeback:
         self._late: set[Entry] = set()
         """Pages whose draft half came while they were copied, read or written."""
         self._writing = 0
+        self._draining = False
         self._max_writing = max(64, index.host.total // 4)
 
     @property
@@ -140,35 +139,44 @@ class Writeback:
 
     # ---- host -> storage
 
-    def store(self, entry: Entry, *, even_if_busy: bool = False) -> None:
+    def store(self, entry: Entry) -> None:
         """Writes the halves on the host that storage is not known to hold."""
-        if self._io is None or entry.host is None:
+        if self._io is None or not _unstored(entry):
             return
-        draft_wanted = entry.draft_on_host and not entry.stored_draft
-        if entry.stored_target and not draft_wanted:
-            return
-        if self._writing >= self._max_writing and not even_if_busy:
+        if self._writing >= self._max_writing and not self._draining:
             self._metrics.dropped_pages.labels(reason="write_backlog").inc()
             return
+        assert entry.host is not None
+        draft = entry.draft_on_host and not entry.stored_draft
         self._index.pin_host([entry])
         self._writing += 1
-        self._io.write(entry.key, entry.host, draft_wanted, entry.successors, self._written(entry))
+        self._io.write(entry.key, entry.depth, entry.host, draft, entry.successors, self._written(entry))
 
     def _written(self, entry: Entry) -> Callable[[PairWrite], None]:
         def then(result: PairWrite) -> None:
             self._writing -= 1
             self._index.unpin_host([entry])
-            entry.stored_target = entry.stored_target or result.target in _STORED
-            entry.stored_draft = entry.stored_draft or result.draft in _STORED
-            if HalfWrite.ERROR in (result.target, result.draft) or HalfWrite.DROPPED in (result.target, result.draft):
+            entry.stored_target = entry.stored_target or result.target.stored
+            entry.stored_draft = entry.stored_draft or result.draft.stored
+            if (result.target.failed or result.draft.failed) and not self._draining:
                 self._metrics.dropped_pages.labels(reason="storage_write").inc()
 
         return then
 
+    @property
+    def unstored(self) -> int:
+        """Pages on the host of which storage is not known to hold every half."""
+        return 0 if self._io is None else sum(_unstored(entry) for entry in self._index.entries())
+
     def store_all(self) -> None:
-        """Queues every host page that storage lacks, however many are waiting."""
+        """Queues every host page that storage lacks, however many are waiting. What fails from here on is not counted
+        as dropped: it can be tried again, and whoever ends this says what is left."""
+        if self._io is None:
+            return
+        self._draining = True
+        self._io.hurry()
         for entry in list(self._index.entries()):
-            self.store(entry, even_if_busy=True)
+            self.store(entry)
 
 
 def draft_missing(entry: Entry) -> bool:
@@ -179,3 +187,8 @@ def draft_missing(entry: Entry) -> bool:
 def _device_page(entry: Entry) -> int:
     assert entry.device is not None
     return entry.device
+
+
+def _unstored(entry: Entry) -> bool:
+    """Whether a half on the host is not known to be in storage."""
+    return entry.host is not None and (not entry.stored_target or (entry.draft_on_host and not entry.stored_draft))

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import torch
 
 from speccache_api.drafts import DRAFTS, Algorithm
-from speccache_api.fingerprint import draft_digest, namespace_digest
+from speccache_api.fingerprint import draft_namespace, fingerprint, target_namespace
 from speccache_api.geometry import KVGeometry, ModelFacts
+from speccache_api.storage_target import VolumeTarget
 from speccache_runtime.cache.loads import Loads
 from speccache_runtime.cache.pool import KVPool, PoolShape
-from speccache_runtime.cache.storage.registry import BackendConfig, open_backend
+from speccache_runtime.cache.storage.registry import open_backend
 from speccache_runtime.cache.storage.store import PairStore
 from speccache_runtime.cache.storage_metrics import StorageMetrics
 from speccache_runtime.config import EngineConfig
@@ -175,14 +176,16 @@ def _open_store(
 ) -> PairStore | None:
     if config.storage is None:
         return None
-    namespace = namespace_digest(target.identity, config.kv_dtype, config.page_size, f"{ranks.rank}of{ranks.size}")
-    draft_namespace = None
+    digest = fingerprint(target.identity, config.kv_dtype, config.page_size)
+    shard = f"{ranks.rank}of{ranks.size}"
+    drafts = None
     if draft is not None:
-        draft_namespace = draft_digest(namespace, draft.identity, DRAFTS[config.algorithm].lookahead)
+        drafts = draft_namespace(digest, shard, draft.identity, DRAFTS[config.algorithm].lookahead)
     return PairStore(
-        open_backend(BackendConfig("file", config.storage.path)),
-        bytes.fromhex(namespace),
-        bytes.fromhex(draft_namespace) if draft_namespace else None,
+        open_backend(VolumeTarget(claim=None, path=str(config.storage.path))),
+        digest,
+        bytes.fromhex(target_namespace(digest, shard)),
+        bytes.fromhex(drafts) if drafts else None,
         shapes[0].layout.page_bytes,
         shapes[1].layout.page_bytes if draft else 0,
         StorageMetrics(metrics),

@@ -33,6 +33,9 @@ STALL_S = 300.0
 """After so long a turn of the engine thread hangs: the longest honest one is a prefill step of seconds, on a throttled
 CPU of a minute or two. Kernels are compiled before the thread starts."""
 
+_FLUSH_AGAIN_S = 0.25
+"""Pause of a drain before pages are written again that storage has refused."""
+
 _ABORT_WAIT_S = 5.0
 """How long a drain waits for aborted requests to end: one step, however long a step is."""
 
@@ -55,10 +58,11 @@ class EngineService:
         self._pending = False
         self._draining = False
         self._flush = False
-        self._flush_queued = False
         self._stopping = False
         self._quiet = threading.Event()
         self._flushed = threading.Event()
+        self._flushing = False
+        self._unstored = 0
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         self._built: Built | None = None
@@ -110,7 +114,11 @@ class EngineService:
             self._flush = True
             self._notify()
         if not self._flushed.wait(flush_timeout):
-            logger.warning("drain: pages not written to storage in time", extra={"timeout_seconds": flush_timeout})
+            self._metrics.dropped_pages.labels(reason="drain").inc(self._unstored)
+            logger.warning(
+                "drain: pages not written to storage in time; they will be computed again",
+                extra={"pages": self._unstored, "timeout_seconds": flush_timeout},
+            )
 
     def wait_over(self) -> str | None:
         """Blocks until the engine thread has ended and every request with it; why it failed, None if it was stopped."""
@@ -234,13 +242,23 @@ class EngineService:
             if self._draining and not self._inbox and engine.num_requests == 0:
                 self._quiet.set()
             flush_now = self._flush and self._quiet.is_set() and not self._flushed.is_set()
-        if flush_now and not engine.cache.storing:
-            if self._flush_queued:
-                self._flushed.set()
-            else:
-                engine.cache.store_all()
-                self._flush_queued = True
-            return
+        if flush_now:
+            self._unstored = engine.cache.unstored
+            if not engine.cache.storing:
+                self._flush_again()
+                return
         with self._wakeup:
             if not (self._inbox or self._pending or self._stopping):
                 self._wakeup.wait(_STALL_WAIT_S if engine.cache.copying else _IDLE_WAIT_S)
+
+    def _flush_again(self) -> None:
+        """Has everything written that storage lacks, until it lacks nothing: what failed is tried again soon."""
+        assert self._built is not None
+        if not self._unstored:
+            self._flushed.set()
+            return
+        with self._wakeup:
+            if self._flushing:
+                self._wakeup.wait_for(lambda: self._stopping, _FLUSH_AGAIN_S)
+        self._flushing = True
+        self._built.engine.cache.store_all()

@@ -25,7 +25,7 @@ from speccache_runtime.cache.lease import Hit, Lease
 from speccache_runtime.cache.paired import PairedCache
 from speccache_runtime.cache.policy import MissingDraft
 from speccache_runtime.cache.pool import KVPool, PoolShape
-from speccache_runtime.cache.storage.base import Backend, ObjectName, ReadStatus
+from speccache_runtime.cache.storage.base import Backend, ObjectName, Read
 from speccache_runtime.cache.storage.breaker import BreakerSettings
 from speccache_runtime.cache.storage.codec import Bytes, Half
 from speccache_runtime.cache.storage.file import FileBackend
@@ -36,6 +36,7 @@ from speccache_runtime.metrics import Metrics
 
 PAGE = 4
 PATIENCE_S = 20.0
+FINGERPRINT = hashlib.sha256(b"model").hexdigest()
 TARGET_SPACE = hashlib.sha256(b"target").digest()
 DRAFT_SPACE = hashlib.sha256(b"draft").digest()
 TARGET_SHAPE = PoolShape(KVGeometry.heads(2, 2, 4), PAGE, "float32")
@@ -88,24 +89,27 @@ class Volume:
             self._pass("exists", name)
         return self.files.exists(names)
 
-    def read(self, name: ObjectName, header: bytearray, payload: memoryview) -> ReadStatus:
+    def read(self, name: ObjectName, header: bytearray, payload: memoryview) -> Read:
         self._pass("read", name)
         return self.files.read(name, header, payload)
 
-    def write(self, name: ObjectName, header: bytes, payload: Bytes) -> None:
+    def write(self, name: ObjectName, header: bytes, payload: Bytes) -> bool:
         self._pass("write", name)
-        self.files.write(name, header, payload)
+        return self.files.write(name, header, payload)
 
-    def delete(self, name: ObjectName) -> None:
-        self._pass("delete", name)
-        self.files.delete(name)
+    def delete(self, names: Sequence[ObjectName]) -> None:
+        for name in names:
+            self._pass("delete", name)
+        self.files.delete(names)
 
     def close(self) -> None:
         self.files.close()
 
     def path(self, key: bytes, half: Half) -> Path:
+        """Of the object of that key, at whatever depth; one that does not exist if there is none."""
         space = TARGET_SPACE if half is Half.TARGET else DRAFT_SPACE
-        return self.root / ObjectName(space.hex(), half, key.hex()).path
+        path = self.root / ObjectName(FINGERPRINT, half, space.hex(), key.hex(), 0).path
+        return next(path.parent.glob(f"{key.hex()}-*"), path)
 
     def has(self, key: bytes, half: Half) -> bool:
         return self.path(key, half).is_file()
@@ -170,6 +174,7 @@ class Rig:
         if backend is not None:
             store = PairStore(
                 backend,
+                FINGERPRINT,
                 TARGET_SPACE,
                 DRAFT_SPACE if draft else None,
                 TARGET_SHAPE.layout.page_bytes,
@@ -307,12 +312,12 @@ class HandWorkers:
     Make it a class of its own for each cache (`type`), so that readers and writers of one cache share one queue.
     """
 
-    queue: list[Callable[[], None]]
+    queue: list[Callable[[], bool]]
 
-    def __init__(self, count: int, name: str) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
 
-    def submit(self, job: Callable[[], None]) -> None:
+    def submit(self, job: Callable[[], bool]) -> None:
         self.queue.append(job)
 
     def close(self) -> None:
@@ -354,6 +359,7 @@ def tools() -> SimpleNamespace:
         numbered_prompt=numbered_prompt,
         page_is=page_is,
         put_page=put_page,
+        FINGERPRINT=FINGERPRINT,
         TARGET_SPACE=TARGET_SPACE,
         DRAFT_SPACE=DRAFT_SPACE,
     )

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from speccache_runtime.cache.eviction import EvictionOrder
 from speccache_runtime.cache.index import Entry, Index
-from speccache_runtime.cache.keys import ROOT, KeyChain
+from speccache_runtime.cache.keys import ROOT, KeyChain, PageName
 
 DEVICE, HOST = 6, 5
 PATHS = st.lists(st.integers(0, 1), min_size=1, max_size=4).map(tuple)
@@ -102,9 +102,7 @@ class IndexMachine(RuleBasedStateMachine):
         wanted = (
             known is None or known.device is None or (draft and not known.draft_on_device and known.device_pins == 0)
         )
-        entry, owned = self.index.publish(
-            key, chain.parent(at), chain.packed[at], page, draft=draft, successors=(7,) if draft else ()
-        )
+        entry, owned = self.index.publish(chain.page(at), page, draft=draft, successors=(7,) if draft else ())
         assert owned == wanted
         if owned:
             self.taken.remove(page)
@@ -158,7 +156,7 @@ class IndexMachine(RuleBasedStateMachine):
     def add_host(self, path: tuple[int, ...], draft: bool) -> None:
         chain, at = chain_of(path), len(path) - 1
         key, page = chain.keys[at], self.taken_host[-1]
-        entry = self.index.add_host(key, chain.parent(at), chain.packed[at], page, draft=draft, successors=())
+        entry = self.index.add_host(chain.page(at), page, draft=draft, successors=())
         assert (entry is None) == (key in self.known)
         if entry is not None:
             self.taken_host.pop()
@@ -242,9 +240,7 @@ def publish_chain(index: Index, path: Sequence[int], draft: bool = True) -> list
     assert pages is not None
     entries = list(known)
     for at, page in enumerate(pages, start=len(known)):
-        entry, owned = index.publish(
-            chain.keys[at], chain.parent(at), chain.packed[at], page, draft=draft, successors=()
-        )
+        entry, owned = index.publish(chain.page(at), page, draft=draft, successors=())
         assert owned
         entries.append(entry)
     index.touch(chain.keys)
@@ -307,14 +303,7 @@ def test_pages_that_come_from_storage_are_older_than_their_parent() -> None:
     publish_chain(index, (1, 1))
     chain = chain_of((1, 1, 1, 1, 1))
     for at in (2, 3, 4):
-        index.add_host(
-            chain.keys[at],
-            chain.parent(at),
-            chain.packed[at],
-            index.take_host(1)[0],
-            draft=True,
-            successors=(),
-        )
+        index.add_host(chain.page(at), index.take_host(1)[0], draft=True, successors=())
     left = []
     for count in (6, 7, 8):
         index.give_host(index.take_host(count))
@@ -325,12 +314,10 @@ def test_pages_that_come_from_storage_are_older_than_their_parent() -> None:
 def test_a_page_whose_parent_is_unknown_goes_first() -> None:
     index = Index(device_pages=2, host_pages=3)
     old = chain_of((1,))
-    index.add_host(old.keys[0], ROOT, old.packed[0], index.take_host(1)[0], draft=False, successors=())
+    index.add_host(old.page(0), index.take_host(1)[0], draft=False, successors=())
     index.touch(old.keys)
     orphan = chain_of((5, 6))
-    index.add_host(
-        orphan.keys[1], orphan.parent(1), orphan.packed[1], index.take_host(1)[0], draft=False, successors=()
-    )
+    index.add_host(orphan.page(1), index.take_host(1)[0], draft=False, successors=())
     index.give_host(index.take_host(2))
     assert [e.key for e in index.entries()] == old.keys
 
@@ -339,16 +326,17 @@ def test_the_same_key_with_other_tokens_is_a_collision_and_no_hit() -> None:
     index = Index(device_pages=3, host_pages=2)
     (entry,) = publish_chain(index, (1,))
     other = chain_of((2,)).packed[0]
+    collides = PageName(entry.key, ROOT, other, 0)
     assert index.find(entry.key, entry.packed) is entry
     assert index.find(entry.key, other) is None
     assert index.walk([entry.key], [other]) == []
     pages = index.take_device(1)
     assert pages is not None
-    known, owned = index.publish(entry.key, ROOT, other, pages[0], draft=True, successors=())
+    known, owned = index.publish(collides, pages[0], draft=True, successors=())
     assert (known, owned) == (entry, False)
     assert entry.packed != other
     hosts = index.take_host(1)
-    assert index.add_host(entry.key, ROOT, other, hosts[0], draft=True, successors=()) is None
+    assert index.add_host(collides, hosts[0], draft=True, successors=()) is None
     index.check_integrity(device_taken=pages, host_taken=hosts)
 
 

@@ -57,7 +57,11 @@ def test_a_chain_that_grows_in_steps_is_the_chain_made_at_once(
         chain.extend(tokens[: max(upto, len(chain.keys)) * page_size], upto)
     assert chain.keys == keys_of(tokens, page_size)
     assert b"".join(chain.packed) == pack_tokens(tokens[: total * page_size])
-    assert [chain.parent(page) for page in range(total)] == [ROOT, *chain.keys][:total]
+    pages = [chain.page(number) for number in range(total)]
+    assert [page.parent for page in pages] == [ROOT, *chain.keys][:total]
+    assert [(page.key, page.packed, page.depth) for page in pages] == [
+        *zip(chain.keys, chain.packed, range(total), strict=True)
+    ]
 
 
 @given(TOKENS, PAGES)

@@ -98,16 +98,32 @@ def test_every_page_of_one_half_damaged(
     assert tools.cached(third.run(PROMPT)) == {"storage": 4}
 
 
-def test_a_draft_half_known_to_be_absent_is_not_even_read(
+def test_draft_halves_behind_an_absent_one_are_found(
     rig: MakeRig, volume: Any, tools: SimpleNamespace, keys: list[bytes]
 ) -> None:
-    tools.damage(volume.path(keys[1], Half.DRAFT), "deleted")
+    """Lookups find where a run ends and not its holes; what can be used of what lies behind one must be asked for."""
+    tools.damage(volume.path(keys[0], Half.DRAFT), "deleted")
     second = rig(backend=volume, answer=MissingDraft.DEGRADE)
-    volume.calls.clear()
-    hit = second.run(PROMPT)
-    assert hit.draft_absent == 4
-    read = {key for operation, half, key in volume.calls if operation == "read" and half is Half.DRAFT}
-    assert read == {key.hex() for key in keys} - {keys[1].hex()}
+    visit = second.enter(PROMPT)
+    second.wait_prefetch(visit)
+    assert second.admit(visit).draft_absent == 4
+    assert visit.lease.draft_absent == [True, False, False, False]
+    second.compute(visit)
+    second.release(visit)
+
+
+def test_pages_behind_a_hole_are_not_waited_for(rig: MakeRig, volume: Any, tools: SimpleNamespace) -> None:
+    """Of a long prompt only some pages are asked for, so a hole is found when it is read: then the run ends there."""
+    prompt = list(range(40 * tools.PAGE + 1))
+    first = rig(backend=volume, device_pages=64, host_pages=64)
+    first.run(prompt)
+    first.close()
+    tools.damage(volume.path(first.keys(prompt)[2], Half.TARGET), "deleted")
+    second = rig(backend=volume, device_pages=64, host_pages=64)
+    hit = second.run(prompt)
+    assert tools.cached(hit) == {"storage": 2}
+    read = [key for operation, half, key in volume.calls if operation == "read" and half is Half.TARGET]
+    assert len(read) < 30, "pages were read that nobody could use"
 
 
 def test_bytes_of_an_absent_half_are_never_moved_to_the_device(
@@ -216,7 +232,7 @@ def test_a_breaker_that_opens_stops_asking_and_requests_go_on(
 
 
 def test_a_cleared_volume_is_a_miss(rig: MakeRig, volume: Any, tools: SimpleNamespace, keys: list[bytes]) -> None:
-    shutil.rmtree(volume.root / "v1")
+    shutil.rmtree(volume.root / "v2")
     cache = rig(backend=volume)
     assert tools.cached(cache.run(PROMPT)) == {}
     cache.close()

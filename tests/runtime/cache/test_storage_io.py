@@ -8,41 +8,12 @@ from typing import Any
 import pytest
 
 from speccache_runtime.cache.storage.base import BackendError
-from speccache_runtime.cache.storage_io import StorageIO, Workers
+from speccache_runtime.cache.storage.outcome import Outcome
+from speccache_runtime.cache.storage.store import PairRead, Run
+from speccache_runtime.cache.storage_io import StorageIO
+from speccache_runtime.cache.workers import LEAST
 
 PATIENCE_S = 20.0
-
-
-def test_jobs_run_in_order_of_arrival() -> None:
-    seen: list[int] = []
-    done = threading.Event()
-    workers = Workers(1, "test")
-    for number in range(50):
-        workers.submit(lambda number=number: seen.append(number))  # type: ignore[misc]
-    workers.submit(done.set)
-    assert done.wait(PATIENCE_S)
-    assert seen == list(range(50))
-    workers.close()
-
-
-def test_closing_drops_what_has_not_begun_and_waits_for_nobody() -> None:
-    hangs, go_on, never = threading.Event(), threading.Event(), threading.Event()
-
-    def hang() -> None:
-        hangs.set()
-        assert go_on.wait(PATIENCE_S)
-
-    workers = Workers(1, "hanging")
-    workers.submit(hang)
-    workers.submit(never.set)
-    assert hangs.wait(PATIENCE_S)
-    workers.close()
-    (thread,) = [t for t in threading.enumerate() if t.name == "hanging-0"]
-    assert thread.daemon, "the interpreter would wait for it at exit"
-    go_on.set()
-    thread.join(PATIENCE_S)
-    assert not thread.is_alive()
-    assert not never.is_set()
 
 
 def test_a_reader_never_waits_behind_writes(volume: Any, tools: SimpleNamespace, rig: Callable[..., Any]) -> None:
@@ -58,26 +29,28 @@ def test_a_reader_never_waits_behind_writes(volume: Any, tools: SimpleNamespace,
 
 def test_results_and_bugs_come_back_on_the_thread_that_polls() -> None:
     class Store:
-        def lookup(self, keys: object) -> list[object]:
+        def lookup(self, keys: object, depth: int) -> Run:
             if keys == ["bug"]:
                 raise ZeroDivisionError("a bug")
-            return [threading.current_thread().name]
+            names.append(threading.current_thread().name)
+            return Run(3, 2)
 
         def close(self) -> None:
             self.closed = True
 
+    names: list[str] = []
     woken, store = threading.Event(), Store()
     io = StorageIO(store, None, woken.set)  # type: ignore[arg-type]
     seen: list[object] = []
     assert not io.poll()
-    io.lookup([], lambda names: seen.extend([*names, threading.current_thread()]))
+    io.lookup([], 0, lambda run: seen.extend([run, threading.current_thread()]))
     assert woken.wait(PATIENCE_S)
     assert seen == [], "a callback has run outside of poll"
     assert io.poll()
-    assert seen[1] is threading.current_thread()
-    assert str(seen[0]).startswith("storage-read")
+    assert seen == [Run(3, 2), threading.current_thread()]
+    assert names[0].startswith("storage-read")
     woken.clear()
-    io.lookup(["bug"], lambda _: None)  # type: ignore[list-item]
+    io.lookup(["bug"], 0, lambda _: None)  # type: ignore[list-item]
     assert woken.wait(PATIENCE_S)
     with pytest.raises(ZeroDivisionError):
         io.poll()
@@ -88,3 +61,44 @@ def test_results_and_bugs_come_back_on_the_thread_that_polls() -> None:
 def test_an_error_of_the_backend_is_no_bug(volume: Any, rig: Callable[..., Any], tools: SimpleNamespace) -> None:
     volume.broken, volume.error = {"exists", "read", "write"}, BackendError("EIO", "broken on purpose")
     assert tools.cached(rig(backend=volume).run([1] * 9)) == {}
+
+
+def test_a_cancelled_read_that_has_not_begun_ends_without_reading() -> None:
+    """Eight requests that went away cost the next one nothing."""
+    begun, go_on = threading.Semaphore(0), threading.Event()
+    read: list[int] = []
+
+    class Store:
+        def read_pair(self, key: bytes, depth: int, target: object, draft: object) -> PairRead:
+            read.append(depth)
+            begun.release()
+            assert go_on.wait(PATIENCE_S)
+            return PairRead(Outcome.HIT, Outcome.NOT_ASKED)
+
+        def close(self) -> None:
+            return
+
+    class Arena:
+        def target_half(self, page: int) -> object:
+            return page
+
+    woken = threading.Event()
+    io = StorageIO(Store(), Arena(), woken.set)  # type: ignore[arg-type]
+    ended: dict[int, Outcome] = {}
+    tickets = [
+        io.read(b"", depth, depth, False, lambda result, depth=depth: ended.update({depth: result.target}))  # type: ignore[misc]
+        for depth in range(100)
+    ]
+    for _ in range(LEAST):
+        assert begun.acquire(timeout=PATIENCE_S)
+    for ticket in tickets:
+        ticket.cancel()
+    go_on.set()
+    while len(ended) < 100:
+        assert woken.wait(PATIENCE_S)
+        woken.clear()
+        io.poll()
+    assert sorted(read) == [depth for depth, outcome in sorted(ended.items()) if outcome is Outcome.HIT]
+    assert len(read) == LEAST
+    assert set(ended.values()) == {Outcome.HIT, Outcome.NOT_ASKED}
+    io.close()

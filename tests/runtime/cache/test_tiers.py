@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speccache_runtime.cache import paired
+from speccache_runtime.cache import paired, patience, workers
 from speccache_runtime.cache.policy import MissingDraft
 from speccache_runtime.cache.storage.base import BackendError
 from speccache_runtime.cache.storage.breaker import BreakerSettings
@@ -414,6 +414,7 @@ def test_a_request_that_goes_away_while_it_waits_leaves_what_arrives_to_others(
     rig: MakeRig, volume: Any, tools: SimpleNamespace
 ) -> None:
     cache, visit = held_in_storage(rig, volume)
+    cache.until(lambda: sum(operation == "read" for operation, _, _ in volume.calls) == 4)
     cache.cache.end_prefetch(visit.prefetch)
     cache.cache.check_integrity()
     volume.gates["read"].set()
@@ -441,20 +442,57 @@ def test_a_request_does_not_wait_for_slow_storage_beyond_its_deadline(
     assert tools.cached(cache.run(PROMPT)) == {"device": 4}
 
 
-def test_a_volume_that_hangs_costs_one_deadline_and_not_one_per_request(
-    rig: MakeRig, volume: Any, tools: SimpleNamespace
+def test_a_volume_that_hangs_costs_those_a_moment_that_are_there_and_no_later_request(
+    rig: MakeRig, volume: Any, tools: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Reads hang and writes work: ten requests that overlap wait for the stall together, later ones not at all."""
+    monkeypatch.setattr(patience, "STALL_S", 0.2)
+    monkeypatch.setattr(patience, "KNOCK_S", 0.01)
     cache, first = held_in_storage(rig, volume)
-    first.prefetch.deadline = 0.0
-    assert not cache.cache.prefetch_pending(first.prefetch)
-    second = cache.enter([7, 7, 7, 7, *PROMPT])
-    assert not cache.cache.prefetch_pending(second.prefetch)
+    volume.gates["exists"] = threading.Event()
+    visits = [first, *(cache.enter([7, 7, 7, number, *PROMPT]) for number in range(9))]
+    assert all(cache.cache.prefetch_pending(visit.prefetch) for visit in visits)
+    cache.until(lambda: not cache.cache.prefetch_pending(first.prefetch))
+    assert not any(cache.cache.prefetch_pending(visit.prefetch) for visit in visits)
+    assert cache.value("prefetch_deadlines") == len(visits)
+    for visit in visits:
+        assert cache.admit(visit) is not None
+        assert cache.compute(visit)
+        cache.release(visit)
+        cache.until(lambda: not cache.cache.storing)  # writes are answered, and that must not look like reads are
+    assert cache.enter([9, 9, 9, 9, *PROMPT]).prefetch is None
+
+    volume.gates["exists"].set()
     volume.gates["read"].set()
+
+    def answers_again() -> bool:
+        again = cache.enter([8, 8, 8, 8, *PROMPT]).prefetch
+        cache.cache.end_prefetch(again)
+        return again is not None
+
+    cache.until(answers_again)
     cache.settle()
-    third = cache.enter([8, 8, 8, 8, *PROMPT])
-    assert cache.cache.prefetch_pending(third.prefetch), "storage answers again"
-    for visit in (first, second, third):
-        cache.cache.end_prefetch(visit.prefetch)
+    cache.check_idle()
+
+
+def test_a_volume_whose_hung_calls_never_end_is_used_again_when_it_answers(
+    rig: MakeRig, volume: Any, tools: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some calls are lost for ever. What shows that the volume is well is a question asked for nobody."""
+    for module, name in ((patience, "STALL_S"), (patience, "KNOCK_S"), (workers, "STUCK_S")):
+        monkeypatch.setattr(module, name, 0.05)
+    cache, first = held_in_storage(rig, volume)
+    lost = volume.gates.pop("read")
+    cache.until(lambda: not cache.cache.prefetch_pending(first.prefetch))
+
+    def answers_again() -> bool:
+        again = cache.enter([8, 8, 8, 8, *PROMPT]).prefetch
+        cache.cache.end_prefetch(again)
+        return again is not None
+
+    cache.until(answers_again)
+    cache.cache.end_prefetch(first.prefetch)
+    lost.set()
     cache.settle()
 
 

@@ -335,6 +335,7 @@ def _store(backend: Backend, pool: KVPool, draft: ReadyDraft | None, algorithm: 
     draft_pool = draft.pool if draft else None
     return PairStore(
         backend,
+        hashlib.sha256(b"model").hexdigest(),
         hashlib.sha256(f"target {pool.page_size}".encode()).digest(),
         hashlib.sha256(f"{algorithm} {pool.page_size}".encode()).digest() if draft_pool else None,
         pool.layout.page_bytes,
@@ -349,7 +350,7 @@ def random_tokens(count: int, seed: int, vocab: int = VOCAB) -> list[int]:
 
 def stored(folder: Path, half: str) -> list[Path]:
     """The stored objects of one half, "t" or "d"."""
-    return sorted(path for path in folder.glob(f"v1/*/{half}/*/*") if path.is_file())
+    return sorted(path for path in folder.glob(f"v2/*/{half}/*/*/*") if path.is_file())
 
 
 @pytest.fixture(scope="session")

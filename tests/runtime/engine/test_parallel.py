@@ -25,11 +25,11 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from speccache_runtime.cache.keys import KeyChain
-from speccache_runtime.cache.storage.halves import HalfRead, HalfWrite
-from speccache_runtime.cache.storage.store import PairRead, PairWrite, Presence
-from speccache_runtime.cache.storage_io import READERS
+from speccache_runtime.cache.storage.outcome import Outcome
+from speccache_runtime.cache.storage.store import PairRead, PairWrite, Run
 from speccache_runtime.cache.transfer import Move
 from speccache_runtime.cache.transfer_cpu import DoneJob
+from speccache_runtime.cache.workers import MOST
 from speccache_runtime.config import EngineConfig, StorageConfig
 from speccache_runtime.core import Finish, Output, Request, Sampling, SamplingParams, Tier
 from speccache_runtime.engine.build import Built, build_engine
@@ -37,8 +37,10 @@ from speccache_runtime.engine.parallel import leader
 from speccache_runtime.engine.parallel.channel import MAX_BYTES, Channel
 from speccache_runtime.engine.parallel.follower import _Follower
 from speccache_runtime.engine.parallel.messages import (
+    Cancel,
     Failed,
     Found,
+    Hurry,
     Load,
     Lookup,
     Message,
@@ -160,7 +162,7 @@ def page_key(prompt: Sequence[int], page: int) -> bytes:
 
 def stored(folder: Path, half: str, key: bytes) -> list[Path]:
     """The objects of one half of a page, one for each rank."""
-    return sorted(folder.glob(f"v*/*/{half}/*/{key.hex()}*"))
+    return sorted(folder.glob(f"v2/*/{half}/*/*/{key.hex()}-*"))
 
 
 def follower_pids(parent: int | str = "self") -> list[int]:
@@ -209,8 +211,8 @@ def test_two_ranks_say_what_one_says_and_find_everything_again_after_a_restart(
     assert counts(from_host) == counts(cold)
     first.end()
     assert follower_pids() == []
-    namespaces = sorted((tmp_path / "v1").iterdir())
-    assert len(namespaces) == 7, "tmp, and for one rank and each of two a target's and a draft's"
+    namespaces = sorted((tmp_path / "v2").glob("*/[td]/*"))
+    assert len(namespaces) == 6, "for one rank and each of two a target's and a draft's"
     second = Replica(settings(pair, tmp_path))
     restored = second.run(prompts)
     assert cached(restored) == [{Tier.STORAGE: (len(prompt) - 1) // 8 * 8} for prompt in prompts]
@@ -434,17 +436,21 @@ PLANS = st.builds(
     decode=st.lists(GROUPS, max_size=2).map(tuple),
     extend=st.lists(GROUPS, max_size=2).map(tuple),
 )
+READS = st.sampled_from([Outcome.HIT, Outcome.MISS, Outcome.CORRUPT, Outcome.ERROR, Outcome.DROPPED, Outcome.NOT_ASKED])
+WRITES = st.sampled_from([Outcome.WRITTEN, Outcome.EXISTS, Outcome.ERROR, Outcome.DROPPED, Outcome.NOT_ASKED])
 MESSAGES = st.one_of(
     st.builds(Step, PLANS),
     st.builds(
         Propose, st.builds(StepResult, st.lists(st.builds(Chosen, SMALL, NUMBERS), max_size=3).map(tuple)), SMALL
     ),
     st.builds(Load, NUMBERS, st.lists(st.tuples(NUMBERS, NUMBERS, st.booleans()), max_size=3).map(tuple)),
-    st.builds(Read, NUMBERS, st.binary(max_size=32).map(bytes.hex), NUMBERS, st.booleans()),
-    st.builds(Write, NUMBERS, st.binary(max_size=32).map(bytes.hex), NUMBERS, st.booleans(), SMALL),
-    st.builds(Found, NUMBERS, st.lists(st.booleans(), max_size=3).map(tuple)),
-    st.builds(WasRead, NUMBERS, st.sampled_from(HalfRead), st.sampled_from(HalfRead)),
-    st.builds(WasWritten, NUMBERS, st.sampled_from(HalfWrite), st.sampled_from(HalfWrite)),
+    st.builds(Read, NUMBERS, st.binary(max_size=32).map(bytes.hex), NUMBERS, NUMBERS, st.booleans()),
+    st.builds(Write, NUMBERS, st.binary(max_size=32).map(bytes.hex), NUMBERS, NUMBERS, st.booleans(), SMALL),
+    st.builds(Cancel, NUMBERS),
+    st.just(Hurry()),
+    st.builds(Found, NUMBERS, NUMBERS, NUMBERS),
+    st.builds(WasRead, NUMBERS, READS, READS),
+    st.builds(WasWritten, NUMBERS, WRITES, WRITES),
     st.just(Stop()),
 )
 
@@ -499,13 +505,13 @@ def test_a_bug_in_the_storage_of_a_rank_is_told_and_loses_no_answer() -> None:
     """It would otherwise end a thread, and rank 0 would wait for the answer."""
 
     class Store:
-        def lookup(self, keys: object) -> list[Presence]:
+        def lookup(self, keys: object, depth: int) -> Run:
             raise ZeroDivisionError("a bug")
 
     here, there = (Channel(end) for end in socket.socketpair())
     follower = _Follower(here, None, None, None, Store())  # type: ignore[arg-type]
-    for number in range(READERS + 1):
-        follower._do(Lookup(number, ("00" * 32,)))
+    for number in range(MOST + 1):
+        follower._do(Lookup(number, ("00" * 32,), 0))
         assert there.receive() == Failed("ZeroDivisionError: a bug")
     here.close()
     there.close()
@@ -519,9 +525,14 @@ class Others:
 
     def __init__(self) -> None:
         self.asked: list[tuple[Any, Callable[[list[Any]], None]]] = []
+        self.told: list[Any] = []
 
-    def ask(self, order: Callable[[int], Any], then: Callable[[list[Any]], None]) -> None:
+    def ask(self, order: Callable[[int], Any], then: Callable[[list[Any]], None]) -> int:
         self.asked.append((order(len(self.asked)), then))
+        return len(self.asked) - 1
+
+    def tell(self, order: Any) -> None:
+        self.told.append(order)
 
     def answer(self, *answers: Any) -> None:
         self.asked.pop(0)[1](list(answers))
@@ -533,13 +544,19 @@ class Local:
     def __init__(self) -> None:
         self.thens: list[Callable[[Any], None]] = []
 
-    def lookup(self, keys: object, then: Callable[[Any], None]) -> None:
+    def lookup(self, keys: object, depth: int, then: Callable[[Any], None]) -> None:
         self.thens.append(then)
 
-    def read(self, key: bytes, host: int, draft: bool, then: Callable[[Any], None]) -> None:
+    def read(self, key: bytes, depth: int, host: int, draft: bool, then: Callable[[Any], None]) -> "Local":
         self.thens.append(then)
+        return self
 
-    def write(self, key: bytes, host: int, draft: bool, successors: object, then: Callable[[Any], None]) -> None:
+    def cancel(self) -> None:
+        self.cancelled = True
+
+    def write(
+        self, key: bytes, depth: int, host: int, draft: bool, successors: object, then: Callable[[Any], None]
+    ) -> None:
         self.thens.append(then)
 
     def load(self, moves: Sequence[Move]) -> DoneJob:
@@ -557,45 +574,49 @@ def both_orders(local: Local, others: Others, result: Any, answers: tuple[Any, .
             others.answer(*answers)
 
 
+RUNS = st.builds(lambda draft, more: Run(draft + more, draft), st.integers(0, 5), st.integers(0, 5))
+
+
 @pytest.mark.parametrize("first", ["here", "there"])
-@given(
-    here=st.lists(st.booleans(), max_size=5),
-    there=st.lists(st.lists(st.booleans(), max_size=5), min_size=2, max_size=2),
-)
-def test_a_run_is_as_long_as_on_the_rank_that_has_least(first: str, here: list[bool], there: list[list[bool]]) -> None:
+@given(here=RUNS, there=st.lists(RUNS, min_size=2, max_size=2))
+def test_a_run_is_as_long_as_on_the_rank_that_has_least(first: str, here: Run, there: list[Run]) -> None:
     local, others, got = Local(), Others(), []
-    SpreadStorage(local, others).lookup([b"k"] * 5, got.append)  # type: ignore[arg-type]
-    answers = tuple(Found(0, tuple(drafts)) for drafts in there)
-    both_orders(local, others, [Presence(True, draft) for draft in here], answers, first)
+    SpreadStorage(local, others).lookup([b"k"] * 5, 2, got.append)  # type: ignore[arg-type]
+    assert others.asked[0][0] == Lookup(0, (b"k".hex(),) * 5, 2)
+    both_orders(local, others, here, tuple(Found(0, run.target, run.draft) for run in there), first)
     every = [here, *there]
-    length = min(map(len, every))
-    assert got == [[Presence(True, all(drafts[n] for drafts in every)) for n in range(length)]]
+    assert got == [Run(min(run.target for run in every), min(run.draft for run in every))]
 
 
 @pytest.mark.parametrize("first", ["here", "there"])
-@given(st.lists(st.tuples(st.sampled_from(HalfRead), st.sampled_from(HalfRead)), min_size=3, max_size=3))
-def test_a_half_is_present_only_if_every_rank_has_it(first: str, halves: list[tuple[HalfRead, HalfRead]]) -> None:
+@given(st.lists(st.tuples(READS, READS), min_size=3, max_size=3))
+def test_a_half_is_there_only_if_every_rank_has_it(first: str, halves: list[tuple[Outcome, Outcome]]) -> None:
     local, others, got = Local(), Others(), []
-    SpreadStorage(local, others).read(b"k", 3, True, got.append)  # type: ignore[arg-type]
+    SpreadStorage(local, others).read(b"k", 2, 3, True, got.append)  # type: ignore[arg-type]
     both_orders(local, others, PairRead(*halves[0], (5,)), tuple(WasRead(0, *pair) for pair in halves[1:]), first)
     (result,) = got
-    assert (result.target is HalfRead.PRESENT) == all(target is HalfRead.PRESENT for target, _ in halves)
-    assert (result.draft is HalfRead.PRESENT) == all(draft is HalfRead.PRESENT for _, draft in halves)
+    assert (result.target is Outcome.HIT) == all(target is Outcome.HIT for target, _ in halves)
+    assert (result.draft is Outcome.HIT) == all(draft is Outcome.HIT for _, draft in halves)
     assert result.target in [target for target, _ in halves]
 
 
 @pytest.mark.parametrize("first", ["here", "there"])
-@given(st.lists(st.tuples(st.sampled_from(HalfWrite), st.sampled_from(HalfWrite)), min_size=3, max_size=3))
-def test_a_half_is_stored_only_if_every_rank_has_stored_it(
-    first: str, halves: list[tuple[HalfWrite, HalfWrite]]
-) -> None:
-    stored = (HalfWrite.WRITTEN, HalfWrite.EXISTS)
+@given(st.lists(st.tuples(WRITES, WRITES), min_size=3, max_size=3))
+def test_a_half_is_stored_only_if_every_rank_has_stored_it(first: str, halves: list[tuple[Outcome, Outcome]]) -> None:
     local, others, got = Local(), Others(), []
-    SpreadStorage(local, others).write(b"k", 3, True, (5,), got.append)  # type: ignore[arg-type]
+    SpreadStorage(local, others).write(b"k", 2, 3, True, (5,), got.append)  # type: ignore[arg-type]
     both_orders(local, others, PairWrite(*halves[0]), tuple(WasWritten(0, *pair) for pair in halves[1:]), first)
     (result,) = got
-    assert (result.target in stored) == all(target in stored for target, _ in halves)
-    assert (result.draft in stored) == all(draft in stored for _, draft in halves)
+    assert result.target.stored == all(target.stored for target, _ in halves)
+    assert result.draft.stored == all(draft.stored for _, draft in halves)
+
+
+def test_a_read_that_nobody_wants_is_cancelled_on_every_rank() -> None:
+    local, others = Local(), Others()
+    ticket = SpreadStorage(local, others).read(b"k", 2, 3, True, lambda read: None)  # type: ignore[arg-type]
+    ticket.cancel()
+    assert local.cancelled
+    assert others.told == [Cancel(0)]
 
 
 def test_a_copy_has_ended_when_it_has_ended_everywhere() -> None:

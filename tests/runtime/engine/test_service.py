@@ -354,17 +354,38 @@ def test_a_flush_that_takes_too_long_is_given_up(
     go_on = threading.Event()
     write = FileBackend.write
 
-    def slow(*args: Any) -> None:
+    def slow(*args: Any) -> bool:
         assert go_on.wait(PATIENCE_S)
-        write(*args)
+        return write(*args)
 
     monkeypatch.setattr(FileBackend, "write", slow)
     service = start()
     submit(service, "r", tools.random_tokens(41, seed=3), 2).wait()
     service.drain(PATIENCE_S, 0.05)
     assert "not written" in caplog.text
+    assert service._metrics.dropped_pages.labels(reason="drain")._value.get() == 5
     service.stop()  # while the write hangs
     go_on.set()
+
+
+def test_a_drain_tries_again_while_storage_fails(
+    start: Start, config: EngineConfig, caplog: pytest.LogCaptureFixture, tools: SimpleNamespace
+) -> None:
+    """The breaker is open when the drain begins, and the volume is well again a moment later."""
+    assert config.storage is not None
+    root = config.storage.path
+    service = start()
+    gone = root.rename(root.with_name("gone"))
+    submit(service, "r", tools.random_tokens(41, seed=3), 2).wait()
+    until(lambda: "storage breaker for write operations is now open" in caplog.text)
+    drained = threading.Thread(target=lambda: service.drain(PATIENCE_S, PATIENCE_S))
+    drained.start()
+    until(lambda: service._flushing)
+    gone.rename(root)
+    drained.join(PATIENCE_S)
+    assert not drained.is_alive()
+    assert len(tools.stored(root, "t")) == len(tools.stored(root, "d")) == 5
+    assert "not written" not in caplog.text
 
 
 def test_reads_that_hang_hold_up_neither_requests_nor_the_flush(

@@ -18,7 +18,8 @@ import pytest
 
 from speccache_runtime.cache.storage.breaker import BreakerState
 from speccache_runtime.cache.storage.codec import CorruptReason, Half
-from speccache_runtime.cache.storage.observer import Operation, Result
+from speccache_runtime.cache.storage.observer import Operation
+from speccache_runtime.cache.storage.outcome import Outcome
 
 NOBODY = 65532
 
@@ -38,17 +39,17 @@ class Recorder:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.operations: Counter[tuple[Operation, Half, Result]] = Counter()
+        self.operations: Counter[tuple[Operation, Half, Outcome]] = Counter()
         self.nbytes: Counter[tuple[Operation, Half]] = Counter()
         self.errors: Counter[tuple[Operation, Half, str]] = Counter()
         self.corrupt: Counter[tuple[Half, CorruptReason]] = Counter()
         self.breaker: list[tuple[Operation, BreakerState]] = []
 
-    def on_operation(self, operation: Operation, half: Half, result: Result, seconds: float, nbytes: int) -> None:
+    def on_operation(self, operation: Operation, half: Half, outcome: Outcome, seconds: float, nbytes: int) -> None:
         with self._lock:
             assert seconds >= 0
-            assert nbytes == 0 or result is Result.OK
-            self.operations[operation, half, result] += 1
+            assert nbytes == 0 or outcome in (Outcome.HIT, Outcome.WRITTEN)
+            self.operations[operation, half, outcome] += 1
             self.nbytes[operation, half] += nbytes
 
     def on_error(self, operation: Operation, half: Half, code: str) -> None:

@@ -84,8 +84,40 @@ def test_late_answers_of_calls_from_before_the_opening_change_nothing(breaker: B
     assert breaker.allow()  # the first back-off: late failures have neither doubled it nor begun it anew
 
 
+def test_an_attempt_that_hangs_has_failed(breaker: Breaker, clock, changes) -> None:
+    """One call that never comes back does not keep storage from being asked for ever."""
+    fail(breaker, 3)
+    clock.now += 2.0
+    assert breaker.allow()
+    clock.now += SETTINGS.attempt_s - 0.001
+    assert not breaker.allow()
+    clock.now += 0.001
+    assert not breaker.allow()
+    assert changes == [OPEN, HALF_OPEN, OPEN]
+    breaker.success()  # it came back after all, when nobody counted on it any more
+    assert breaker.state is OPEN
+    clock.now += 4.0
+    assert breaker.allow()
+    breaker.success()
+    assert breaker.state is CLOSED
+
+
+def test_in_a_hurry_every_silence_is_the_shortest(breaker: Breaker, clock) -> None:
+    fail(breaker, 3)
+    for silence in (2.0, 4.0):
+        clock.now += silence
+        fail(breaker, 1)
+    breaker.hurry()
+    for _ in range(3):
+        clock.now += 1.999
+        assert not breaker.allow()
+        clock.now += 0.001
+        fail(breaker, 1)
+
+
 @pytest.mark.parametrize(
-    "wrong", [{"threshold": 0}, {"backoff_s": 0.0}, {"backoff_s": 5.0, "cap_s": 1.0}, {"cap_s": -1.0}]
+    "wrong",
+    [{"threshold": 0}, {"backoff_s": 0.0}, {"backoff_s": 5.0, "cap_s": 1.0}, {"cap_s": -1.0}, {"attempt_s": 0.0}],
 )
 def test_settings_are_checked(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="threshold"):

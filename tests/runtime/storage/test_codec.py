@@ -45,7 +45,7 @@ def test_round_trip(identity: Identity, successors: tuple[int, ...], payload: by
 def test_layout_is_the_documented_one() -> None:
     """Byte positions are a promise to objects that other versions of this program have written."""
     assert HEADER[0:8] == b"SPCCPAGE"
-    assert HEADER[8:16] == bytes([1, 0, 1, 2, 0, 0, 0, 0])
+    assert HEADER[8:16] == bytes([2, 0, 1, 2, 0, 0, 0, 0])
     assert HEADER[16:24] == len(PAYLOAD).to_bytes(8, "little")
     assert HEADER[24:40].hex() == "87cf83cc9a055cf4f875f2fa2e99df80"
     assert HEADER[40:72] == PAGE.namespace

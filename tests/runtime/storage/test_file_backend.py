@@ -8,12 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from speccache_runtime.cache.storage import file
-from speccache_runtime.cache.storage.base import BackendError, ObjectName, ReadStatus
+from speccache_runtime.cache.storage.base import BackendError, ObjectName
 from speccache_runtime.cache.storage.codec import HEADER_SIZE, Half
 from speccache_runtime.cache.storage.file import FileBackend
+from speccache_runtime.cache.storage.file_io import fill
+from speccache_runtime.cache.storage.outcome import Outcome
 
-NAME = ObjectName("ab" * 32, Half.TARGET, "cd" * 32)
+NAME = ObjectName("99" * 32, Half.TARGET, "ab" * 32, "cd" * 32, 17)
 HEADER = bytes(range(256)) * 16
 PAYLOAD = os.urandom(10_000)
 
@@ -25,56 +26,61 @@ def backend(tmp_path: Path) -> FileBackend:
     return made
 
 
-def read(backend: FileBackend, name: ObjectName, nbytes: int = len(PAYLOAD)) -> tuple[ReadStatus, bytes, bytes]:
+def read(backend: FileBackend, name: ObjectName, nbytes: int = len(PAYLOAD)) -> tuple[Outcome, bytes, bytes]:
     header, payload = bytearray(HEADER_SIZE), bytearray(nbytes)
-    status = backend.read(name, header, memoryview(payload))
-    return status, bytes(header), bytes(payload)
+    found = backend.read(name, header, memoryview(payload))
+    return found.outcome, bytes(header), bytes(payload)
 
 
 def unfinished(root: Path) -> list[Path]:
-    return list((root / "v1" / "tmp").iterdir())
+    return list((root / "v2" / "tmp").iterdir())
 
 
 def test_an_object_comes_back_from_where_the_layout_says(backend: FileBackend, tmp_path: Path) -> None:
     backend.write(NAME, HEADER, PAYLOAD)
-    assert (tmp_path / "v1" / ("ab" * 32) / "t" / "cd" / ("cd" * 32)).read_bytes() == HEADER + PAYLOAD
-    assert read(backend, NAME) == (ReadStatus.FOUND, HEADER, PAYLOAD)
+    assert (tmp_path / f"v2/{'99' * 32}/t/{'ab' * 32}/cd/{'cd' * 32}-00000011").read_bytes() == HEADER + PAYLOAD
+    assert read(backend, NAME) == (Outcome.HIT, HEADER, PAYLOAD)
     assert unfinished(tmp_path) == []
 
 
 def test_halves_and_namespaces_do_not_meet(backend: FileBackend) -> None:
-    names = [ObjectName(space * 32, half, "cd" * 32) for space in ("ab", "ac") for half in Half]
+    names = [
+        ObjectName(fingerprint * 32, half, space * 32, "cd" * 32, depth)
+        for fingerprint in ("98", "99")
+        for space in ("ab", "ac")
+        for half in Half
+        for depth in (0, 1)
+    ]
     for number, name in enumerate(names):
         backend.write(name, HEADER, bytes([number]) * 100)
     for number, name in enumerate(names):
-        assert read(backend, name, 100) == (ReadStatus.FOUND, HEADER, bytes([number]) * 100)
+        assert read(backend, name, 100) == (Outcome.HIT, HEADER, bytes([number]) * 100)
 
 
 def test_exists_and_delete(backend: FileBackend) -> None:
-    other = ObjectName("ab" * 32, Half.TARGET, "ce" * 32)
+    other = ObjectName("99" * 32, Half.TARGET, "ab" * 32, "ce" * 32, 17)
     backend.write(NAME, HEADER, PAYLOAD)
     assert backend.exists([other, NAME, other]) == [False, True, False]
     assert backend.exists([]) == []
-    backend.delete(NAME)
-    backend.delete(NAME)
+    backend.delete([NAME])
+    backend.delete([NAME])
     assert backend.exists([NAME]) == [False]
-    assert read(backend, NAME)[0] is ReadStatus.MISSING
+    assert read(backend, NAME)[0] is Outcome.MISS
 
 
-def test_a_second_write_replaces_the_whole_object(backend: FileBackend) -> None:
-    """An open reader keeps the old bytes; the next one gets the new ones, even if those are shorter."""
-    backend.write(NAME, HEADER, PAYLOAD)
-    backend.write(NAME, HEADER, b"x" * 10)
-    assert read(backend, NAME, 10) == (ReadStatus.FOUND, HEADER, b"x" * 10)
-    assert read(backend, NAME)[0] is ReadStatus.WRONG_LENGTH
+def test_what_is_there_is_left_alone(backend: FileBackend) -> None:
+    assert backend.write(NAME, HEADER, PAYLOAD)
+    assert not backend.write(NAME, HEADER, b"x" * 10)
+    assert read(backend, NAME) == (Outcome.HIT, HEADER, PAYLOAD)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(length=st.integers(0, HEADER_SIZE + len(PAYLOAD) + 5000))
 def test_any_other_length_is_told(backend: FileBackend, tmp_path: Path, length: int) -> None:
+    backend.delete([NAME])
     backend.write(NAME, HEADER, PAYLOAD)
     os.truncate(tmp_path / NAME.path, length)
-    expected = ReadStatus.FOUND if length == HEADER_SIZE + len(PAYLOAD) else ReadStatus.WRONG_LENGTH
+    expected = Outcome.HIT if length == HEADER_SIZE + len(PAYLOAD) else Outcome.CORRUPT
     assert read(backend, NAME)[0] is expected
 
 
@@ -83,7 +89,7 @@ def test_a_file_that_ends_before_its_size_is_no_endless_read() -> None:
     descriptor = os.open("/sys/devices/system/cpu/online", os.O_RDONLY)
     try:
         size = os.fstat(descriptor).st_size
-        assert file._fill(descriptor, [memoryview(bytearray(size))]) is ReadStatus.WRONG_LENGTH
+        assert fill(descriptor, [memoryview(bytearray(size))]).outcome is Outcome.CORRUPT
     finally:
         os.close(descriptor)
 
@@ -96,21 +102,21 @@ def test_a_link_is_not_followed(backend: FileBackend, tmp_path: Path) -> None:
     with pytest.raises(BackendError, match="ELOOP"):
         read(backend, NAME)
     backend.write(NAME, HEADER, PAYLOAD)
-    assert read(backend, NAME) == (ReadStatus.FOUND, HEADER, PAYLOAD)
+    assert read(backend, NAME) == (Outcome.HIT, HEADER, PAYLOAD)
 
 
 def test_a_pipe_does_not_make_a_reader_wait(backend: FileBackend, tmp_path: Path) -> None:
     backend.write(NAME, HEADER, PAYLOAD)
-    backend.delete(NAME)
+    backend.delete([NAME])
     os.mkfifo(tmp_path / NAME.path)
     assert backend.exists([NAME]) == [False]
-    assert read(backend, NAME)[0] is ReadStatus.WRONG_LENGTH
+    assert read(backend, NAME)[0] is Outcome.CORRUPT
 
 
 def test_a_directory_in_an_objects_place(backend: FileBackend, tmp_path: Path) -> None:
     (tmp_path / NAME.path).mkdir(parents=True)
     assert backend.exists([NAME]) == [False]
-    assert read(backend, NAME)[0] is ReadStatus.WRONG_LENGTH
+    assert read(backend, NAME)[0] is Outcome.CORRUPT
     with pytest.raises(BackendError) as caught:
         backend.write(NAME, HEADER, PAYLOAD)
     assert caught.value.code in ("EISDIR", "EEXIST")
@@ -119,11 +125,11 @@ def test_a_directory_in_an_objects_place(backend: FileBackend, tmp_path: Path) -
 
 def test_a_volume_emptied_while_in_use_is_filled_again(backend: FileBackend, tmp_path: Path) -> None:
     backend.write(NAME, HEADER, PAYLOAD)
-    os.rename(tmp_path / "v1", tmp_path / "old")
+    os.rename(tmp_path / "v2", tmp_path / "old")
     assert backend.exists([NAME]) == [False]
-    assert read(backend, NAME)[0] is ReadStatus.MISSING
+    assert read(backend, NAME)[0] is Outcome.MISS
     backend.write(NAME, HEADER, PAYLOAD)
-    assert read(backend, NAME) == (ReadStatus.FOUND, HEADER, PAYLOAD)
+    assert read(backend, NAME) == (Outcome.HIT, HEADER, PAYLOAD)
 
 
 def test_a_root_that_vanished_is_an_error_and_not_made_anew(tmp_path: Path) -> None:
@@ -139,7 +145,7 @@ def test_a_root_that_vanished_is_an_error_and_not_made_anew(tmp_path: Path) -> N
 
 
 def test_many_threads_write_read_and_delete_the_same_names(backend: FileBackend, tmp_path: Path) -> None:
-    names = [ObjectName("ab" * 32, Half.TARGET, f"{number:064x}") for number in range(4)]
+    names = [ObjectName("99" * 32, Half.TARGET, "ab" * 32, f"{number:064x}", 0) for number in range(4)]
     bodies = {name: bytes([number]) * 50_000 for number, name in enumerate(names)}
     wrong: list[object] = []
     found = threading.Event()
@@ -149,14 +155,14 @@ def test_many_threads_write_read_and_delete_the_same_names(backend: FileBackend,
             name = names[(number + turn) % len(names)]
             backend.write(name, HEADER, bodies[name])
             status, header, payload = read(backend, name, 50_000)
-            if status is ReadStatus.FOUND:
+            if status is Outcome.HIT:
                 found.set()
                 if (header, payload) != (HEADER, bodies[name]):
                     wrong.append(name)
-            elif status is not ReadStatus.MISSING:
+            elif status is not Outcome.MISS:
                 wrong.append(status)
             if turn % 7 == 0:
-                backend.delete(name)
+                backend.delete([name])
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
     for thread in threads:
@@ -174,4 +180,6 @@ def test_many_threads_write_read_and_delete_the_same_names(backend: FileBackend,
 )
 def test_only_digests_become_names(namespace: str, key: str) -> None:
     with pytest.raises(ValueError, match="digests"):
-        ObjectName(namespace, Half.TARGET, key)
+        ObjectName("99" * 32, Half.TARGET, namespace, key, 0)
+    with pytest.raises(ValueError, match="digests"):
+        ObjectName(namespace, Half.TARGET, "99" * 32, key, 0)

@@ -1,4 +1,4 @@
-"""A backend that lies in every way its interface allows. PairStore never says PRESENT for bytes not the page's own.
+"""A backend that lies in every way its interface allows. PairStore never says HIT for bytes not the page's own.
 
 A state machine drives two stores (same target, different drafts) over one such backend and compares every buffer that
 is said to be present with the one content the page's half can have.
@@ -12,11 +12,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from speccache_runtime.cache.storage.base import BackendError, ObjectName, ReadStatus
+from speccache_runtime.cache.storage.base import BackendError, ObjectName, Read
 from speccache_runtime.cache.storage.breaker import BreakerSettings
 from speccache_runtime.cache.storage.codec import HEADER_SIZE, Bytes
-from speccache_runtime.cache.storage.store import HalfRead, HalfWrite, PairStore, Presence
+from speccache_runtime.cache.storage.outcome import Outcome
+from speccache_runtime.cache.storage.store import PairStore, Run
 
+FINGERPRINT = "99" * 32
 TARGET_SPACE = b"\x11" * 32
 DRAFT_SPACES = (b"\x22" * 32, b"\x33" * 32)
 # Equal sizes, or an object of the other half would give itself away by its length alone.
@@ -34,11 +36,11 @@ class Lie(enum.Enum):
     OTHER_PAYLOAD = enum.auto()  # read: the right header, another object's payload
     OTHER_HEADER = enum.auto()  # read: the right payload, another object's header
     FLIP = enum.auto()  # read and write: one byte differs
-    CUT = enum.auto()  # write: the end is lost; read: says FOUND, fills the beginning only
-    UNTOUCHED = enum.auto()  # read: says FOUND, fills nothing; write: says done, keeps nothing
+    CUT = enum.auto()  # write: the end is lost; read: says HIT, fills the beginning only
+    UNTOUCHED = enum.auto()  # read: says HIT, fills nothing; write: says done, keeps nothing
     WRONG_LENGTH = enum.auto()
-    MISSING = enum.auto()  # read and exists: denies everything
-    PRETEND = enum.auto()  # exists: affirms everything
+    MISSING = enum.auto()  # read and exists: denies everything; write: replaces what is there
+    PRETEND = enum.auto()  # exists: affirms everything; write: says that the object is there already
     OTHER_NAME = enum.auto()  # write: stores under another name
 
 
@@ -59,34 +61,38 @@ class LyingBackend:
             return [self.lie is Lie.PRETEND] * len(names)
         return [name.path in self.objects for name in names]
 
-    def read(self, name: ObjectName, header: bytearray, payload: memoryview) -> ReadStatus:
+    def read(self, name: ObjectName, header: bytearray, payload: memoryview) -> Read:
         self._maybe_raise()
         if self.lie is Lie.WRONG_LENGTH:
-            return ReadStatus.WRONG_LENGTH
+            return Read(Outcome.CORRUPT)
         content = self.objects.get(name.path)
         if self.lie is Lie.MISSING or (content is None and self.lie is not Lie.OTHER_OBJECT) or not self.objects:
-            return ReadStatus.MISSING
+            return Read(Outcome.MISS)
         content = self._twist(content or b"")
         if self.lie not in (Lie.CUT, Lie.UNTOUCHED) and len(content) != len(header) + len(payload):
-            return ReadStatus.WRONG_LENGTH
+            return Read(Outcome.CORRUPT)
         front, rest = content[:HEADER_SIZE], content[HEADER_SIZE:]
         header[: len(front)] = front
         payload[: len(rest)] = rest
-        return ReadStatus.FOUND
+        return Read(Outcome.HIT, 1.0)
 
-    def write(self, name: ObjectName, header: bytes, payload: Bytes) -> None:
+    def write(self, name: ObjectName, header: bytes, payload: Bytes) -> bool:
         self._maybe_raise()
         content = header + bytes(payload)
-        if self.lie is Lie.UNTOUCHED:
-            return
+        if self.lie in (Lie.UNTOUCHED, Lie.PRETEND):
+            return self.lie is Lie.UNTOUCHED
         if self.lie is Lie.OTHER_NAME and self.objects:
             self.objects[self.chance.choice(sorted(self.objects))] = content
-            return
+            return True
+        if name.path in self.objects and self.lie is not Lie.MISSING:
+            return False
         self.objects[name.path] = self._twist(content) if self.lie in (Lie.CUT, Lie.FLIP) else content
+        return True
 
-    def delete(self, name: ObjectName) -> None:
+    def delete(self, names: Sequence[ObjectName]) -> None:
         self._maybe_raise()
-        self.objects.pop(name.path, None)
+        for name in names:
+            self.objects.pop(name.path, None)
 
     def close(self) -> None:
         return
@@ -129,7 +135,9 @@ class LyingStorage(RuleBasedStateMachine):
         self.target_into, self.draft_into = bytearray(NBYTES), bytearray(NBYTES)
         calm = BreakerSettings(threshold=4, backoff_s=BACKOFF_S, cap_s=BACKOFF_S)
         self.stores = [
-            PairStore(self.backend, TARGET_SPACE, space, NBYTES, NBYTES, clock=lambda: self.now, breaker=calm)
+            PairStore(
+                self.backend, FINGERPRINT, TARGET_SPACE, space, NBYTES, NBYTES, clock=lambda: self.now, breaker=calm
+            )
             for space in DRAFT_SPACES
         ]
 
@@ -138,37 +146,38 @@ class LyingStorage(RuleBasedStateMachine):
         self.backend.lie, self.backend.chance = lie, random.Random(seed)
         before = dict(self.backend.objects)
         views = memoryview(self.target_into), memoryview(self.draft_into)
-        result = self.stores[which].read_pair(key, *views)
-        if result.target is HalfRead.PRESENT:
+        result = self.stores[which].read_pair(key, KEYS.index(key), *views)
+        if result.target is Outcome.HIT:
             assert self.target_into == body(TARGET_SPACE, key)
         else:
-            assert result.draft is HalfRead.ABSENT
-        if result.draft is HalfRead.PRESENT:
+            assert result.draft is Outcome.NOT_ASKED
+        if result.draft is Outcome.HIT:
             assert self.draft_into == body(DRAFT_SPACES[which], key)
             assert result.successors == (key[0],)
         else:
             assert result.successors == ()
         if lie is Lie.RAISE:
-            assert result.target in (HalfRead.ERROR, HalfRead.ABSENT)
+            assert result.target in (Outcome.ERROR, Outcome.DROPPED)
             assert self.backend.objects == before
 
     @rule(lie=st.sampled_from(Lie), seed=st.integers(0, 2**16), which=st.integers(0, 1), key=st.sampled_from(KEYS))
     def write(self, lie: Lie, seed: int, which: int, key: bytes) -> None:
         self.backend.lie, self.backend.chance = lie, random.Random(seed)
         halves = body(TARGET_SPACE, key), body(DRAFT_SPACES[which], key)
-        result = self.stores[which].write_pair(key, halves[0], halves[1] if seed % 4 else None, (key[0],))
-        assert (result.draft is HalfWrite.NOT_GIVEN) == (seed % 4 == 0)
+        result = self.stores[which].write_pair(
+            key, KEYS.index(key), halves[0], halves[1] if seed % 4 else None, (key[0],)
+        )
+        assert (result.draft is Outcome.NOT_ASKED) == (seed % 4 == 0)
         if lie is Lie.RAISE:
-            assert {result.target, result.draft} <= {HalfWrite.NOT_GIVEN, HalfWrite.DROPPED, HalfWrite.ERROR}
+            assert {result.target, result.draft} <= {Outcome.NOT_ASKED, Outcome.DROPPED, Outcome.ERROR}
 
     @rule(lie=st.sampled_from(Lie), which=st.integers(0, 1))
     def lookup(self, lie: Lie, which: int) -> None:
         self.backend.lie = lie
-        run = self.stores[which].lookup(KEYS)
-        assert len(run) <= len(KEYS)
-        assert all(presence.target for presence in run)
-        if lie is Lie.PRETEND and run:
-            assert run == [Presence(True, True)] * len(KEYS)
+        run = self.stores[which].lookup(KEYS, 0)
+        assert 0 <= run.draft <= run.target <= len(KEYS)
+        if lie is Lie.PRETEND and run.target:
+            assert run == Run(len(KEYS), len(KEYS))
 
     @rule(seconds=st.sampled_from([0.1, BACKOFF_S]))
     def wait(self, seconds: float) -> None:
@@ -182,10 +191,10 @@ class LyingStorage(RuleBasedStateMachine):
         store = self.stores[which]
         views = memoryview(self.target_into), memoryview(self.draft_into)
         for _ in range(3):  # an old corrupt target hides an old corrupt draft, so each may take its own round
-            store.read_pair(key, *views)
-            store.write_pair(key, body(TARGET_SPACE, key), body(DRAFT_SPACES[which], key), (key[0],))
-        result = store.read_pair(key, *views)
-        assert (result.target, result.draft) == (HalfRead.PRESENT, HalfRead.PRESENT)
+            store.read_pair(key, KEYS.index(key), *views)
+            store.write_pair(key, KEYS.index(key), body(TARGET_SPACE, key), body(DRAFT_SPACES[which], key), (key[0],))
+        result = store.read_pair(key, KEYS.index(key), *views)
+        assert (result.target, result.draft) == (Outcome.HIT, Outcome.HIT)
         assert self.target_into == body(TARGET_SPACE, key)
         assert self.draft_into == body(DRAFT_SPACES[which], key)
 

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from speccache_api.storage_target import VolumeTarget
 from speccache_runtime.cache.storage import registry
 from speccache_runtime.cache.storage.base import BackendError, ObjectName
 from speccache_runtime.cache.storage.codec import Half
 from speccache_runtime.cache.storage.file import LEFTOVER_AGE_S, FileBackend
-from speccache_runtime.cache.storage.registry import BackendConfig, kinds, open_backend
-from speccache_runtime.errors import ConfigError, StorageError
+from speccache_runtime.cache.storage.registry import open_backend
+from speccache_runtime.errors import StorageError
 
 
 def refusal(path: Path) -> BackendError:
@@ -45,9 +46,9 @@ def test_a_file(tmp_path: Path) -> None:
 
 
 def test_a_file_where_our_folder_belongs(tmp_path: Path) -> None:
-    (tmp_path / "v1").write_text("")
+    (tmp_path / "v2").write_text("")
     error = refusal(tmp_path)
-    assert str(error) == f"storage path {tmp_path}/v1 is not a directory: remove the file there"
+    assert str(error) == f"storage path {tmp_path}/v2 is not a directory: remove the file there"
 
 
 def test_a_path_that_is_too_long(tmp_path: Path) -> None:
@@ -115,9 +116,9 @@ def test_anything_else_is_named_by_its_errno(tmp_path: Path) -> None:
 def test_leftovers_of_dead_writers_go_when_they_are_old(tmp_path: Path) -> None:
     backend = FileBackend(tmp_path)
     backend.probe()
-    name = ObjectName("ab" * 32, Half.TARGET, "cd" * 32)
+    name = ObjectName("99" * 32, Half.TARGET, "ab" * 32, "cd" * 32, 0)
     backend.write(name, b"h" * 4096, b"p")
-    folder = tmp_path / "v1" / "tmp"
+    folder = tmp_path / "v2" / "tmp"
     old, young, foreign = folder / f"w-{'0' * 32}", folder / f"w-{'1' * 32}", folder / "notes.txt"
     for path in (old, young, foreign):
         path.write_bytes(b"half")
@@ -131,36 +132,37 @@ def test_leftovers_of_dead_writers_go_when_they_are_old(tmp_path: Path) -> None:
     assert object_path.exists()
 
 
+def volume(path: Path) -> VolumeTarget:
+    return VolumeTarget(claim=None, path=str(path))
+
+
 def test_open_backend(tmp_path: Path) -> None:
-    assert kinds() == ("file", "null")
-    opened = open_backend(BackendConfig("file", tmp_path))
-    assert (tmp_path / "v1").is_dir()
+    opened = open_backend(volume(tmp_path))
+    assert (tmp_path / "v2").is_dir()
     opened.close()
-    open_backend(BackendConfig("null")).close()
     with pytest.raises(StorageError, match="does not exist"):
-        open_backend(BackendConfig("file", tmp_path / "none"))
+        open_backend(volume(tmp_path / "none"))
 
 
-@pytest.mark.parametrize(
-    ("config", "text"),
-    [
-        (BackendConfig("tape"), "storage kind 'tape' does not exist: choose one of file, null"),
-        (BackendConfig("file"), "needs a path"),
-        (BackendConfig("null", Path("/x")), "takes no path"),
-    ],
-)
-def test_wrong_configuration(config: BackendConfig, text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        open_backend(config)
+def test_what_dead_writers_left_goes_also_when_it_fills_the_volume(mount_tmpfs, fill_up) -> None:
+    """The probe writes something: on a volume that they have filled it could not, and they would stay for ever."""
+    root = mount_tmpfs("size=64k")
+    FileBackend(root).probe()
+    leftover = root / "v2" / "tmp" / f"w-{'0' * 32}"
+    fill_up(root).rename(leftover)
+    changed = leftover.stat().st_mtime - LEFTOVER_AGE_S - 60
+    os.utime(leftover, (changed, changed))
+    FileBackend(root).probe()
+    assert not leftover.exists()
 
 
 def test_a_full_volume_is_opened_for_its_pages(mount_tmpfs, fill_up, caplog: pytest.LogCaptureFixture) -> None:
     root = mount_tmpfs("size=64k")
-    name = ObjectName("ab" * 32, Half.TARGET, "cd" * 32)
-    backend = open_backend(BackendConfig("file", root))
+    name = ObjectName("99" * 32, Half.TARGET, "ab" * 32, "cd" * 32, 0)
+    backend = open_backend(volume(root))
     backend.write(name, b"h" * 4096, b"p" * 100)
     fill_up(root)
-    again = open_backend(BackendConfig("file", root))
+    again = open_backend(volume(root))
     assert again.exists([name]) == [True]
     assert f"storage path {root} is full" in caplog.text
 
@@ -170,7 +172,7 @@ def test_a_volume_that_hangs(hung: Path, monkeypatch: pytest.MonkeyPatch, caplog
     monkeypatch.setattr(registry, "PATIENCE_S", 0.2)
     monkeypatch.setattr(registry, "PROBE_S", 1.0)
     with pytest.raises(StorageError) as caught:
-        open_backend(BackendConfig("file", hung))
+        open_backend(volume(hung))
     assert f"storage path {hung} does not answer" in caplog.text
     assert str(caught.value).startswith(f"storage path {hung} has not answered for 1 s: ")
     assert "\n" not in str(caught.value)

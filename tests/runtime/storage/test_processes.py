@@ -12,9 +12,11 @@ from pathlib import Path
 
 from speccache_runtime.cache.storage.codec import Half
 from speccache_runtime.cache.storage.file import FileBackend
-from speccache_runtime.cache.storage.store import HalfRead, PairStore
+from speccache_runtime.cache.storage.outcome import Outcome
+from speccache_runtime.cache.storage.store import PairStore
 
 WRITER = Path(__file__).with_name("writer_process.py")
+FINGERPRINT = "99" * 32
 TARGET_SPACE, DRAFT_SPACE = b"\x11" * 32, b"\x22" * 32
 TARGET_BYTES, DRAFT_BYTES, PAGES = 2 << 20, 64 << 10, 4
 KEYS = [bytes([number]) * 32 for number in range(PAGES)]
@@ -42,26 +44,26 @@ def writer(root: Path, seed: int) -> Iterator[subprocess.Popen[str]]:
 
 
 def opened(root: Path) -> PairStore:
-    return PairStore(FileBackend(root), TARGET_SPACE, DRAFT_SPACE, TARGET_BYTES, DRAFT_BYTES)
+    return PairStore(FileBackend(root), FINGERPRINT, TARGET_SPACE, DRAFT_SPACE, TARGET_BYTES, DRAFT_BYTES)
 
 
-def read_all(store: PairStore, seen: Counter[HalfRead]) -> None:
+def read_all(store: PairStore, seen: Counter[Outcome]) -> None:
     """Read every page, compare what is present with what it must be, count the answers."""
     target, draft = bytearray(TARGET_BYTES), bytearray(DRAFT_BYTES)
     for key in KEYS:
-        result = store.read_pair(key, memoryview(target), memoryview(draft))
+        result = store.read_pair(key, key[0], memoryview(target), memoryview(draft))
         seen.update([result.target, result.draft])
-        if result.target is HalfRead.PRESENT:
+        if result.target is Outcome.HIT:
             assert target == WHOLE[key, Half.TARGET]
-        if result.draft is HalfRead.PRESENT:
+        if result.draft is Outcome.HIT:
             assert draft == WHOLE[key, Half.DRAFT]
             assert result.successors == (1,)
 
 
 def test_killed_writers_leave_nothing_that_is_not_whole(tmp_path: Path) -> None:
     """Kills at random moments while we read. The leftovers prove that some came in the middle of a write."""
-    store, seen = opened(tmp_path), Counter[HalfRead]()
-    unfinished = tmp_path / "v1" / "tmp"
+    store, seen = opened(tmp_path), Counter[Outcome]()
+    unfinished = tmp_path / "v2" / "tmp"
     chance = random.Random(20)
     end = time.monotonic() + 6.0
     kills = 0
@@ -72,30 +74,30 @@ def test_killed_writers_leave_nothing_that_is_not_whole(tmp_path: Path) -> None:
                 read_all(store, seen)
         kills += 1
         read_all(store, seen)
-    assert seen[HalfRead.PRESENT] > 0
-    assert seen.keys() <= {HalfRead.PRESENT, HalfRead.ABSENT}
+    assert seen[Outcome.HIT] > 0
+    assert seen.keys() <= {Outcome.HIT, Outcome.MISS, Outcome.NOT_ASKED}
 
     assert any(unfinished.iterdir()), "no kill came in the middle of a write, so this test has shown nothing"
     FileBackend(tmp_path, leftover_age_s=-1.0).probe()
     assert not any(unfinished.iterdir())
     read_all(store, seen)
-    assert seen.keys() <= {HalfRead.PRESENT, HalfRead.ABSENT}
+    assert seen.keys() <= {Outcome.HIT, Outcome.MISS, Outcome.NOT_ASKED}
 
 
 def test_two_writers_and_a_reader_share_a_directory(tmp_path: Path) -> None:
-    store, seen = opened(tmp_path), Counter[HalfRead]()
+    store, seen = opened(tmp_path), Counter[Outcome]()
     with writer(tmp_path, seed=1), writer(tmp_path, seed=2):
         end = time.monotonic() + 1.5
         while time.monotonic() < end:
             read_all(store, seen)
-            store.lookup(KEYS)
-    assert seen[HalfRead.PRESENT] > 10
-    assert seen.keys() <= {HalfRead.PRESENT, HalfRead.ABSENT}
+            store.lookup(KEYS, 0)
+    assert seen[Outcome.HIT] > 10
+    assert seen.keys() <= {Outcome.HIT, Outcome.MISS, Outcome.NOT_ASKED}
 
 
 def test_the_tier_imports_no_torch() -> None:
     """Storage runs in threads beside the engine and in tools without one; it must not cost an import of torch."""
-    names = ["base", "breaker", "codec", "file", "gate", "halves", "null", "observer", "registry", "store"]
+    names = ["base", "breaker", "codec", "file", "gate", "halves", "observer", "outcome", "registry", "store"]
     imports = ", ".join(f"speccache_runtime.cache.storage.{name}" for name in names)
-    program = f"import sys, {imports}; assert not sys.modules.keys() & {{'torch', 'numpy', 'pydantic'}}"
+    program = f"import sys, {imports}; assert not sys.modules.keys() & {{'torch', 'numpy', 'boto3'}}"
     subprocess.run([sys.executable, "-c", program], check=True)

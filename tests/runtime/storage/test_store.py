@@ -1,5 +1,6 @@
 """PairStore on real directories: half a pair is a known state, damage is a counted miss, errors stay inside."""
 
+import dataclasses
 import os
 import random
 import resource
@@ -12,15 +13,15 @@ from speccache_runtime.cache.storage.base import ObjectName
 from speccache_runtime.cache.storage.breaker import BreakerSettings, BreakerState
 from speccache_runtime.cache.storage.codec import HEADER_SIZE, CorruptReason, Half
 from speccache_runtime.cache.storage.file import FileBackend
-from speccache_runtime.cache.storage.null import NullBackend
-from speccache_runtime.cache.storage.observer import Operation, Result
-from speccache_runtime.cache.storage.store import HalfRead, HalfWrite, PairRead, PairStore, PairWrite, Presence
+from speccache_runtime.cache.storage.observer import Operation
+from speccache_runtime.cache.storage.outcome import Outcome
+from speccache_runtime.cache.storage.store import PairRead, PairStore, PairWrite, Run
 
+FINGERPRINT = "99" * 32
 TARGET_SPACE, DRAFT_SPACE = b"\x11" * 32, b"\x22" * 32
 TARGET_BYTES, DRAFT_BYTES = 24_000, 3_000
 KEYS = [bytes([number]) * 32 for number in range(60)]
-BOTH = Presence(True, True)
-LONE = Presence(True, False)
+NOTHING = PairRead(Outcome.MISS, Outcome.NOT_ASKED)
 
 
 def body(key: bytes, half: Half) -> bytes:
@@ -29,7 +30,7 @@ def body(key: bytes, half: Half) -> bytes:
 
 def path_of(root: Path, key: bytes, half: Half) -> Path:
     space = TARGET_SPACE if half is Half.TARGET else DRAFT_SPACE
-    return root / ObjectName(space.hex(), half, key.hex()).path
+    return root / ObjectName(FINGERPRINT, half, space.hex(), key.hex(), KEYS.index(key)).path
 
 
 @pytest.fixture
@@ -39,7 +40,15 @@ def open_store(recorder, clock) -> Callable[[Path], PairStore]:
         backend.probe()
         settings = BreakerSettings(threshold=3, backoff_s=10.0, cap_s=40.0)
         return PairStore(
-            backend, TARGET_SPACE, DRAFT_SPACE, TARGET_BYTES, DRAFT_BYTES, recorder, clock=clock, breaker=settings
+            backend,
+            FINGERPRINT,
+            TARGET_SPACE,
+            DRAFT_SPACE,
+            TARGET_BYTES,
+            DRAFT_BYTES,
+            recorder,
+            clock=clock,
+            breaker=settings,
         )
 
     return opened
@@ -51,78 +60,91 @@ def store(open_store, tmp_path: Path) -> PairStore:
 
 
 def write(store: PairStore, key: bytes, *, draft: bool = True, successors: tuple[int, ...] = (7,)) -> PairWrite:
-    return store.write_pair(key, body(key, Half.TARGET), body(key, Half.DRAFT) if draft else None, successors)
+    return store.write_pair(
+        key, KEYS.index(key), body(key, Half.TARGET), body(key, Half.DRAFT) if draft else None, successors
+    )
 
 
 def read(store: PairStore, key: bytes) -> PairRead:
-    """Read a pair and compare every half that is said to be present."""
+    """Read a pair and compare every half that is said to be there; without the time of its last use."""
     target, draft = bytearray(TARGET_BYTES), bytearray(DRAFT_BYTES)
-    result = store.read_pair(key, memoryview(target), memoryview(draft))
-    if result.target is HalfRead.PRESENT:
+    result = store.read_pair(key, KEYS.index(key), memoryview(target), memoryview(draft))
+    if result.target is Outcome.HIT:
         assert target == body(key, Half.TARGET)
-    if result.draft is HalfRead.PRESENT:
+    if result.draft is Outcome.HIT:
         assert draft == body(key, Half.DRAFT)
-    return result
+    return dataclasses.replace(result, used_at=0.0)
 
 
 def test_a_pair_comes_back_with_its_successors(store: PairStore, recorder) -> None:
-    assert write(store, KEYS[0], successors=(5, 99)) == PairWrite(HalfWrite.WRITTEN, HalfWrite.WRITTEN)
-    assert read(store, KEYS[0]) == PairRead(HalfRead.PRESENT, HalfRead.PRESENT, (5, 99))
+    assert write(store, KEYS[0], successors=(5, 99)) == PairWrite(Outcome.WRITTEN, Outcome.WRITTEN)
+    assert read(store, KEYS[0]) == PairRead(Outcome.HIT, Outcome.HIT, (5, 99))
     assert recorder.nbytes[Operation.WRITE, Half.TARGET] == recorder.nbytes[Operation.READ, Half.TARGET] == TARGET_BYTES
     assert recorder.nbytes[Operation.WRITE, Half.DRAFT] == recorder.nbytes[Operation.READ, Half.DRAFT] == DRAFT_BYTES
 
 
 def test_a_page_never_written_is_absent(store: PairStore, recorder) -> None:
-    assert read(store, KEYS[0]) == PairRead(HalfRead.ABSENT, HalfRead.ABSENT)
-    assert recorder.operations == {(Operation.READ, Half.TARGET, Result.MISS): 1}
+    assert read(store, KEYS[0]) == NOTHING
+    assert recorder.operations == {(Operation.READ, Half.TARGET, Outcome.MISS): 1}
 
 
 def test_another_process_with_another_model_sees_nothing(store: PairStore, tmp_path: Path) -> None:
     write(store, KEYS[0])
-    same_target = PairStore(FileBackend(tmp_path), TARGET_SPACE, b"\x33" * 32, TARGET_BYTES, DRAFT_BYTES)
-    other_target = PairStore(FileBackend(tmp_path), b"\x33" * 32, DRAFT_SPACE, TARGET_BYTES, DRAFT_BYTES)
-    assert read(same_target, KEYS[0]) == PairRead(HalfRead.PRESENT, HalfRead.ABSENT)
-    assert read(other_target, KEYS[0]) == PairRead(HalfRead.ABSENT, HalfRead.ABSENT)
-    assert other_target.lookup(KEYS) == []
+    same_target = PairStore(FileBackend(tmp_path), FINGERPRINT, TARGET_SPACE, b"\x33" * 32, TARGET_BYTES, DRAFT_BYTES)
+    other_target = PairStore(FileBackend(tmp_path), FINGERPRINT, b"\x33" * 32, DRAFT_SPACE, TARGET_BYTES, DRAFT_BYTES)
+    assert read(same_target, KEYS[0]) == PairRead(Outcome.HIT, Outcome.MISS)
+    assert read(other_target, KEYS[0]) == NOTHING
+    assert other_target.lookup(KEYS, 0) == Run(0, 0)
 
 
 def test_target_alone_then_backfilled(store: PairStore) -> None:
-    assert write(store, KEYS[0], draft=False) == PairWrite(HalfWrite.WRITTEN, HalfWrite.NOT_GIVEN)
-    assert read(store, KEYS[0]) == PairRead(HalfRead.PRESENT, HalfRead.ABSENT)
-    assert write(store, KEYS[0]) == PairWrite(HalfWrite.EXISTS, HalfWrite.WRITTEN)
-    assert read(store, KEYS[0]) == PairRead(HalfRead.PRESENT, HalfRead.PRESENT, (7,))
+    assert write(store, KEYS[0], draft=False) == PairWrite(Outcome.WRITTEN, Outcome.NOT_ASKED)
+    assert read(store, KEYS[0]) == PairRead(Outcome.HIT, Outcome.MISS)
+    assert write(store, KEYS[0]) == PairWrite(Outcome.EXISTS, Outcome.WRITTEN)
+    assert read(store, KEYS[0]) == PairRead(Outcome.HIT, Outcome.HIT, (7,))
 
 
 def test_what_exists_is_left_alone(store: PairStore, recorder, tmp_path: Path) -> None:
     write(store, KEYS[0])
     before = [path_of(tmp_path, KEYS[0], half).stat().st_ino for half in Half]
-    assert write(store, KEYS[0]) == PairWrite(HalfWrite.EXISTS, HalfWrite.EXISTS)
+    assert write(store, KEYS[0]) == PairWrite(Outcome.EXISTS, Outcome.EXISTS)
     assert [path_of(tmp_path, KEYS[0], half).stat().st_ino for half in Half] == before
-    assert recorder.operations[Operation.WRITE, Half.TARGET, Result.SKIPPED] == 1
+    assert recorder.operations[Operation.WRITE, Half.TARGET, Outcome.EXISTS] == 1
 
 
 def test_a_draft_without_its_target_is_a_miss(store: PairStore, tmp_path: Path) -> None:
     write(store, KEYS[0])
     path_of(tmp_path, KEYS[0], Half.TARGET).unlink()
-    assert store.lookup(KEYS) == []
-    assert read(store, KEYS[0]) == PairRead(HalfRead.ABSENT, HalfRead.ABSENT)
+    assert store.lookup(KEYS, 0) == Run(0, 0)
+    assert read(store, KEYS[0]) == NOTHING
 
 
 @pytest.mark.parametrize("stored", [0, 1, 15, 16, 17, 48, 60])
-def test_lookup_is_the_run_of_targets(store: PairStore, tmp_path: Path, stored: int) -> None:
+def test_lookup_is_the_run_of_targets_and_how_far_drafts_go(store: PairStore, tmp_path: Path, stored: int) -> None:
     for key in KEYS[:stored]:
-        write(store, key, draft=key[0] % 3 > 0)
-    assert store.lookup(KEYS) == [BOTH if number % 3 else LONE for number in range(stored)]
-    if stored > 1:
-        path_of(tmp_path, KEYS[1], Half.TARGET).unlink()
-        assert store.lookup(KEYS) == [LONE]
-    assert store.lookup([]) == []
+        write(store, key, draft=KEYS.index(key) < 20)
+    assert store.lookup(KEYS, 0) == Run(stored, min(stored, 20))
+    assert store.lookup(KEYS[7:], 7) == Run(max(0, stored - 7), max(0, min(stored, 20) - 7))
+    assert store.lookup(KEYS, 1) == Run(0, 0), "a page is named by its depth too"
+    assert store.lookup([], 0) == Run(0, 0)
+
+
+def test_lookup_asks_few_questions(store: PairStore, recorder) -> None:
+    """A prompt of 2,000 pages: rounds of 16, not a question for each page."""
+    long = [number.to_bytes(32) for number in range(2000)]
+    for stored in (0, 1, 700, 2000):
+        for depth, key in enumerate(long[:stored]):
+            if not store.lookup([key], depth).target:
+                store.write_pair(key, depth, bytes(TARGET_BYTES), None)
+        before = recorder.operations.total()
+        assert store.lookup(long, 0) == Run(stored, 0)
+        assert recorder.operations.total() - before <= 6
 
 
 def test_the_draft_is_not_read_when_not_wanted(store: PairStore, recorder) -> None:
     write(store, KEYS[0])
-    target = bytearray(TARGET_BYTES)
-    assert store.read_pair(KEYS[0], memoryview(target), None) == PairRead(HalfRead.PRESENT, HalfRead.ABSENT)
+    found = store.read_pair(KEYS[0], 0, memoryview(bytearray(TARGET_BYTES)), None)
+    assert (found.target, found.draft) == (Outcome.HIT, Outcome.NOT_ASKED)
     assert not any(half is Half.DRAFT for operation, half, _ in recorder.operations if operation is Operation.READ)
 
 
@@ -139,23 +161,23 @@ def test_a_flipped_byte_is_a_counted_miss_and_heals(
 
     damaged = read(store, KEYS[0])
     if half is Half.TARGET:
-        assert damaged == PairRead(HalfRead.CORRUPT, HalfRead.ABSENT)
+        assert damaged == PairRead(Outcome.CORRUPT, Outcome.NOT_ASKED)
     else:
-        assert damaged == PairRead(HalfRead.PRESENT, HalfRead.CORRUPT)
+        assert damaged == PairRead(Outcome.HIT, Outcome.CORRUPT)
     assert not path.exists()
-    assert recorder.operations[Operation.READ, half, Result.CORRUPT] == 1
-    assert recorder.operations[Operation.DELETE, half, Result.OK] == 1
+    assert recorder.operations[Operation.READ, half, Outcome.CORRUPT] == 1
+    assert recorder.operations[Operation.DELETE, half, Outcome.DONE] == 1
     assert sum(recorder.corrupt.values()) == 1
 
     write(store, KEYS[0])
-    assert read(store, KEYS[0]) == PairRead(HalfRead.PRESENT, HalfRead.PRESENT, (7,))
+    assert read(store, KEYS[0]) == PairRead(Outcome.HIT, Outcome.HIT, (7,))
 
 
 @pytest.mark.parametrize("length", [0, 100, HEADER_SIZE, HEADER_SIZE + 10, HEADER_SIZE + TARGET_BYTES + 1])
 def test_a_cut_or_longer_object_is_corrupt(store: PairStore, recorder, tmp_path: Path, length: int) -> None:
     write(store, KEYS[0])
     os.truncate(path_of(tmp_path, KEYS[0], Half.TARGET), length)
-    assert read(store, KEYS[0]) == PairRead(HalfRead.CORRUPT, HalfRead.ABSENT)
+    assert read(store, KEYS[0]) == PairRead(Outcome.CORRUPT, Outcome.NOT_ASKED)
     assert recorder.corrupt == {(Half.TARGET, CorruptReason.LENGTH): 1}
 
 
@@ -163,16 +185,16 @@ def test_an_object_under_another_pages_name_is_corrupt(store: PairStore, recorde
     write(store, KEYS[0])
     write(store, KEYS[1])
     path_of(tmp_path, KEYS[1], Half.TARGET).replace(path_of(tmp_path, KEYS[0], Half.TARGET))
-    assert read(store, KEYS[0]) == PairRead(HalfRead.CORRUPT, HalfRead.ABSENT)
+    assert read(store, KEYS[0]) == PairRead(Outcome.CORRUPT, Outcome.NOT_ASKED)
     assert recorder.corrupt == {(Half.TARGET, CorruptReason.KEY): 1}
 
 
 def test_a_draft_that_cannot_be_written_does_not_stop_the_target(store: PairStore, recorder, tmp_path: Path) -> None:
-    (tmp_path / "v1" / DRAFT_SPACE.hex()).mkdir()
-    (tmp_path / "v1" / DRAFT_SPACE.hex() / "d").symlink_to("/nonexistent/x")
-    assert write(store, KEYS[0]) == PairWrite(HalfWrite.WRITTEN, HalfWrite.ERROR)
-    assert store.lookup(KEYS) == [LONE]
-    assert read(store, KEYS[0]) == PairRead(HalfRead.PRESENT, HalfRead.ABSENT)
+    (tmp_path / "v2" / FINGERPRINT).mkdir()
+    (tmp_path / "v2" / FINGERPRINT / "d").symlink_to("/nonexistent/x")
+    assert write(store, KEYS[0]) == PairWrite(Outcome.WRITTEN, Outcome.ERROR)
+    assert store.lookup(KEYS, 0) == Run(1, 0)
+    assert read(store, KEYS[0]) == PairRead(Outcome.HIT, Outcome.MISS)
     assert recorder.errors == {(Operation.WRITE, Half.DRAFT, "ENOENT"): 1}
 
 
@@ -180,12 +202,12 @@ def test_a_target_that_cannot_be_written_leaves_a_lone_draft(store: PairStore, r
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (HEADER_SIZE + DRAFT_BYTES, limits[1]))
     try:
-        assert write(store, KEYS[0]) == PairWrite(HalfWrite.ERROR, HalfWrite.WRITTEN)
+        assert write(store, KEYS[0]) == PairWrite(Outcome.ERROR, Outcome.WRITTEN)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert recorder.errors == {(Operation.WRITE, Half.TARGET, "EFBIG"): 1}
-    assert read(store, KEYS[0]) == PairRead(HalfRead.ABSENT, HalfRead.ABSENT)
-    assert write(store, KEYS[0]) == PairWrite(HalfWrite.WRITTEN, HalfWrite.EXISTS)
+    assert read(store, KEYS[0]) == NOTHING
+    assert write(store, KEYS[0]) == PairWrite(Outcome.WRITTEN, Outcome.EXISTS)
 
 
 def test_a_full_volume_stops_writes_but_not_reads(open_store, mount_tmpfs, fill_up, recorder, clock, caplog) -> None:
@@ -193,11 +215,9 @@ def test_a_full_volume_stops_writes_but_not_reads(open_store, mount_tmpfs, fill_
     store = open_store(root)
     write(store, KEYS[0])
     filler = fill_up(root)
-    assert write(store, KEYS[1]) == PairWrite(HalfWrite.ERROR, HalfWrite.ERROR)
-    assert write(store, KEYS[2]) == PairWrite(HalfWrite.DROPPED, HalfWrite.ERROR)
-    lookups = recorder.operations[Operation.LOOKUP, Half.TARGET, Result.OK]
-    assert write(store, KEYS[3]) == PairWrite(HalfWrite.DROPPED, HalfWrite.DROPPED)
-    assert recorder.operations[Operation.LOOKUP, Half.TARGET, Result.OK] == lookups
+    assert write(store, KEYS[1]) == PairWrite(Outcome.ERROR, Outcome.ERROR)
+    assert write(store, KEYS[2]) == PairWrite(Outcome.DROPPED, Outcome.ERROR)
+    assert write(store, KEYS[3]) == PairWrite(Outcome.DROPPED, Outcome.DROPPED)
     assert recorder.breaker == [(Operation.WRITE, BreakerState.OPEN)]
     assert caplog.messages == [
         f"storage breaker for write operations is now open: storage path {root} is full: "
@@ -205,17 +225,17 @@ def test_a_full_volume_stops_writes_but_not_reads(open_store, mount_tmpfs, fill_
     ]
     assert recorder.errors.total() == 3
     assert {code for _, _, code in recorder.errors} == {"ENOSPC"}
-    assert read(store, KEYS[0]) == PairRead(HalfRead.PRESENT, HalfRead.PRESENT, (7,))
-    assert store.lookup(KEYS) == [BOTH]
-    assert list((root / "v1" / "tmp").iterdir()) == []
+    assert read(store, KEYS[0]) == PairRead(Outcome.HIT, Outcome.HIT, (7,))
+    assert store.lookup(KEYS, 0) == Run(1, 1)
+    assert list((root / "v2" / "tmp").iterdir()) == []
 
     filler.unlink()
-    assert write(store, KEYS[3]) == PairWrite(HalfWrite.DROPPED, HalfWrite.DROPPED)
+    assert write(store, KEYS[3]) == PairWrite(Outcome.DROPPED, Outcome.DROPPED)
     clock.now += 10.0
-    assert write(store, KEYS[3]) == PairWrite(HalfWrite.WRITTEN, HalfWrite.WRITTEN)
+    assert write(store, KEYS[3]) == PairWrite(Outcome.WRITTEN, Outcome.WRITTEN)
     states = [state for _, state in recorder.breaker]
     assert states == [BreakerState.OPEN, BreakerState.HALF_OPEN, BreakerState.CLOSED]
-    assert read(store, KEYS[3]) == PairRead(HalfRead.PRESENT, HalfRead.PRESENT, (7,))
+    assert read(store, KEYS[3]) == PairRead(Outcome.HIT, Outcome.HIT, (7,))
 
 
 def test_a_volume_that_vanished_is_named_when_writes_stop(open_store, tmp_path: Path, caplog) -> None:
@@ -240,10 +260,10 @@ def test_a_volume_that_turns_read_only(open_store, mount_tmpfs, remount, recorde
     write(store, KEYS[1])
     os.truncate(path_of(root, KEYS[1], Half.TARGET), 5)
     remount(root, "ro")
-    assert read(store, KEYS[0]) == PairRead(HalfRead.PRESENT, HalfRead.PRESENT, (7,))
+    assert read(store, KEYS[0]) == PairRead(Outcome.HIT, Outcome.HIT, (7,))
     for _ in range(5):
-        assert read(store, KEYS[1]) == PairRead(HalfRead.CORRUPT, HalfRead.ABSENT)
-    assert write(store, KEYS[2]) == PairWrite(HalfWrite.ERROR, HalfWrite.ERROR)
+        assert read(store, KEYS[1]) == PairRead(Outcome.CORRUPT, Outcome.NOT_ASKED)
+    assert write(store, KEYS[2]) == PairWrite(Outcome.ERROR, Outcome.ERROR)
     assert recorder.errors[Operation.DELETE, Half.TARGET, "EROFS"] == 5
     assert recorder.errors[Operation.WRITE, Half.TARGET, "EROFS"] == 1
     assert recorder.breaker == []
@@ -253,46 +273,46 @@ def test_a_volume_that_cannot_be_read_any_more(open_store, tmp_path: Path, recor
     """Errors of reads and lookups open their breaker; then nothing is asked until the back-off is over."""
     store = open_store(tmp_path)
     write(store, KEYS[0])
-    objects = tmp_path / "v1"
+    objects = tmp_path / "v2"
     hidden = objects.rename(tmp_path / "hidden")
     objects.write_text("a file in the folder's place")
-    assert read(store, KEYS[0]) == PairRead(HalfRead.ERROR, HalfRead.ABSENT)
-    assert store.lookup(KEYS) == []
-    assert write(store, KEYS[1]) == PairWrite(HalfWrite.DROPPED, HalfWrite.DROPPED)  # is it there? nobody knows
+    assert read(store, KEYS[0]) == PairRead(Outcome.ERROR, Outcome.NOT_ASKED)
+    assert store.lookup(KEYS, 0) == Run(0, 0)
+    assert read(store, KEYS[0]) == PairRead(Outcome.ERROR, Outcome.NOT_ASKED)
     assert {code for _, _, code in recorder.errors} == {"ENOTDIR"}
-    assert "storage breaker for read operations is now open: cannot look for" in caplog.text
+    assert "storage breaker for read operations is now open: cannot open" in caplog.text
     assert recorder.breaker[0] == (Operation.READ, BreakerState.OPEN)
     errors = recorder.errors.total()
-    assert read(store, KEYS[0]) == PairRead(HalfRead.ABSENT, HalfRead.ABSENT)
-    assert store.lookup(KEYS) == []
-    assert write(store, KEYS[1]) == PairWrite(HalfWrite.DROPPED, HalfWrite.DROPPED)
+    assert read(store, KEYS[0]) == PairRead(Outcome.DROPPED, Outcome.NOT_ASKED)
+    assert store.lookup(KEYS, 0) == Run(0, 0)
     assert recorder.errors.total() == errors
-    assert recorder.operations[Operation.READ, Half.TARGET, Result.DROPPED] == 1
+    assert recorder.operations[Operation.READ, Half.TARGET, Outcome.DROPPED] == 1
 
     objects.unlink()
     hidden.rename(objects)
     clock.now += 10.0
-    assert store.lookup(KEYS) == [BOTH]
-    assert read(store, KEYS[0]).target is HalfRead.PRESENT
+    assert store.lookup(KEYS, 0) == Run(1, 1)
+    assert read(store, KEYS[0]).target is Outcome.HIT
 
 
 def test_misses_and_corruption_do_not_open_the_breaker(store: PairStore, recorder, tmp_path: Path) -> None:
     for key in KEYS[:20]:
-        assert read(store, key).target is HalfRead.ABSENT
+        assert read(store, key).target is Outcome.MISS
         write(store, key)
         os.truncate(path_of(tmp_path, key, Half.TARGET), 1)
-        assert read(store, key).target is HalfRead.CORRUPT
+        assert read(store, key).target is Outcome.CORRUPT
     assert recorder.breaker == []
 
 
 def test_without_a_draft(tmp_path: Path) -> None:
     backend = FileBackend(tmp_path)
     backend.probe()
-    store = PairStore(backend, TARGET_SPACE, None, TARGET_BYTES, 0)
-    assert write(store, KEYS[0], draft=False) == PairWrite(HalfWrite.WRITTEN, HalfWrite.NOT_GIVEN)
-    assert store.lookup(KEYS) == [LONE]
+    store = PairStore(backend, FINGERPRINT, TARGET_SPACE, None, TARGET_BYTES, 0)
+    assert write(store, KEYS[0], draft=False) == PairWrite(Outcome.WRITTEN, Outcome.NOT_ASKED)
+    assert store.lookup(KEYS, 0) == Run(1, 0)
     into = bytearray(TARGET_BYTES)
-    assert store.read_pair(KEYS[0], memoryview(into), None) == PairRead(HalfRead.PRESENT, HalfRead.ABSENT)
+    found = store.read_pair(KEYS[0], 0, memoryview(into), None)
+    assert (found.target, found.draft) == (Outcome.HIT, Outcome.NOT_ASKED)
     with pytest.raises(ValueError, match="without a draft"):
         read(store, KEYS[0])
     with pytest.raises(ValueError, match="without a draft"):
@@ -300,30 +320,22 @@ def test_without_a_draft(tmp_path: Path) -> None:
     store.close()
 
 
-def test_the_null_backend_is_a_miss_every_time() -> None:
-    store = PairStore(NullBackend(), TARGET_SPACE, DRAFT_SPACE, TARGET_BYTES, DRAFT_BYTES)
-    assert write(store, KEYS[0]) == PairWrite(HalfWrite.WRITTEN, HalfWrite.WRITTEN)
-    assert store.lookup(KEYS) == []
-    assert read(store, KEYS[0]) == PairRead(HalfRead.ABSENT, HalfRead.ABSENT)
-    store.close()
-
-
 def test_buffers_of_any_item_type_but_only_whole_ones(store: PairStore) -> None:
     write(store, KEYS[0])
     words = memoryview(bytearray(TARGET_BYTES)).cast("I")
-    assert store.read_pair(KEYS[0], words, None).target is HalfRead.PRESENT
+    assert store.read_pair(KEYS[0], 0, words, None).target is Outcome.HIT
     assert words.tobytes() == body(KEYS[0], Half.TARGET)
     short, strided = memoryview(bytearray(TARGET_BYTES - 1)), memoryview(bytearray(2 * TARGET_BYTES))[::2]
     for wrong in (short, strided):
         with pytest.raises(ValueError, match="contiguous bytes"):
-            store.read_pair(KEYS[0], wrong, None)
+            store.read_pair(KEYS[0], 0, wrong, None)
         with pytest.raises(ValueError, match="contiguous bytes"):
-            store.write_pair(KEYS[1], wrong, None)
+            store.write_pair(KEYS[1], 1, wrong, None)
     with pytest.raises(ValueError, match="digests"):
-        store.lookup([b"short"])
+        store.lookup([b"short"], 0)
     with pytest.raises(ValueError, match="successors"):
         write(store, KEYS[1], successors=(1, 2, 3, 4, 5))
-    assert store.lookup(KEYS) == [BOTH]
+    assert store.lookup(KEYS, 0) == Run(1, 1)
 
 
 @pytest.mark.parametrize(
@@ -337,7 +349,7 @@ def test_buffers_of_any_item_type_but_only_whole_ones(store: PairStore) -> None:
     ],
 )
 def test_wrong_construction(
-    target_space: bytes, draft_space: bytes | None, target_bytes: int, draft_bytes: int
+    target_space: bytes, draft_space: bytes | None, target_bytes: int, draft_bytes: int, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match=r"draft_bytes|namespace of 32 bytes"):
-        PairStore(NullBackend(), target_space, draft_space, target_bytes, draft_bytes)
+        PairStore(FileBackend(tmp_path), FINGERPRINT, target_space, draft_space, target_bytes, draft_bytes)

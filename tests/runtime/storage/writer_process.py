@@ -12,8 +12,10 @@ from pathlib import Path
 from speccache_runtime.cache.storage.base import ObjectName
 from speccache_runtime.cache.storage.codec import Half
 from speccache_runtime.cache.storage.file import FileBackend
-from speccache_runtime.cache.storage.store import HalfWrite, PairStore
+from speccache_runtime.cache.storage.outcome import Outcome
+from speccache_runtime.cache.storage.store import PairStore
 
+FINGERPRINT = "99" * 32
 SPACES = {Half.TARGET: b"\x11" * 32, Half.DRAFT: b"\x22" * 32}
 
 
@@ -22,7 +24,7 @@ def main() -> None:
     root, (seed, target_bytes, draft_bytes, pages) = Path(sys.argv[1]), map(int, sys.argv[2:])
     backend = FileBackend(root)
     backend.probe()
-    store = PairStore(backend, SPACES[Half.TARGET], SPACES[Half.DRAFT], target_bytes, draft_bytes)
+    store = PairStore(backend, FINGERPRINT, SPACES[Half.TARGET], SPACES[Half.DRAFT], target_bytes, draft_bytes)
     keys = [bytes([number]) * 32 for number in range(pages)]
     target = {key: hashlib.shake_128(key + b"target").digest(target_bytes) for key in keys}
     draft = {key: hashlib.shake_128(key + b"draft").digest(draft_bytes) for key in keys}
@@ -31,9 +33,9 @@ def main() -> None:
     while True:
         key = chance.choice(keys)
         for half in chance.sample([Half.TARGET, Half.DRAFT], chance.randint(1, 2)):
-            backend.delete(ObjectName(SPACES[half].hex(), half, key.hex()))
-        result = store.write_pair(key, target[key], draft[key] if chance.random() < 0.9 else None, (1,))
-        if HalfWrite.ERROR in (result.target, result.draft):
+            backend.delete([ObjectName(FINGERPRINT, half, SPACES[half].hex(), key.hex(), key[0])])
+        result = store.write_pair(key, key[0], target[key], draft[key] if chance.random() < 0.9 else None, (1,))
+        if Outcome.ERROR in (result.target, result.draft):
             raise SystemExit(f"a write failed: {result}")
         if not announced:
             sys.stdout.write("writing\n")

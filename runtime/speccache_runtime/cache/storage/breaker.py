@@ -6,7 +6,8 @@ take the engine's transfer threads with it.
     CLOSED ── `threshold` failures in a row ──▶ OPEN ── back-off over ──▶ HALF_OPEN (one caller may try)
        ▲                                          ▲                            │
        └────────────── success ───────────────────┼────────────────────────────┤
-                                                  └── failure: back-off doubles, up to `cap_s`
+                                                  └── failure, or no answer within `attempt_s`: back-off doubles,
+                                                      up to `cap_s`
 """
 
 from __future__ import annotations
@@ -35,14 +36,18 @@ class BreakerSettings:
     """Seconds of silence after the first opening; each failed attempt doubles it."""
     cap_s: float = 60.0
     """Longest silence, in seconds."""
+    attempt_s: float = 60.0
+    """An attempt that has said nothing for so many seconds has failed, so that one call which never comes back does not
+    keep storage from being asked for ever."""
 
     def __post_init__(self) -> None:
-        if self.threshold < 1 or not 0 < self.backoff_s <= self.cap_s:
-            raise ValueError(f"need threshold >= 1 and 0 < backoff_s <= cap_s, not {self}")
+        if self.threshold < 1 or not 0 < self.backoff_s <= self.cap_s or self.attempt_s <= 0:
+            raise ValueError(f"need threshold >= 1, 0 < backoff_s <= cap_s and attempt_s > 0, not {self}")
 
 
 class Breaker:
-    """Thread-safe. Call `allow` before an attempt; after an allowed one call `success` or `failure`, exactly once."""
+    """Thread-safe. Call `allow` before an attempt; after an allowed one call `success` or `failure` once, unless the
+    attempt never ends."""
 
     def __init__(
         self,
@@ -58,7 +63,9 @@ class Breaker:
         self._state = BreakerState.CLOSED
         self._failures = 0
         self._backoff = settings.backoff_s
+        self._cap = settings.cap_s
         self._retry_at = 0.0
+        self._attempt_until = 0.0
 
     @property
     def state(self) -> BreakerState:
@@ -66,22 +73,30 @@ class Breaker:
         return self._state
 
     def blocked(self) -> bool:
-        """Whether `allow` would refuse now; takes nothing, so it serves to skip preparations."""
+        """Whether `allow` would refuse now."""
         with self._lock:
-            if self._state is BreakerState.OPEN:
-                return self._clock() < self._retry_at
-            return self._state is BreakerState.HALF_OPEN
+            return self._refuses(self._clock())
 
     def allow(self) -> bool:
         """Whether to try. After the back-off the first caller gets True and is the attempt that decides."""
+        now = self._clock()
         with self._lock:
-            if self._state is BreakerState.CLOSED:
-                return True
-            if self._state is BreakerState.HALF_OPEN or self._clock() < self._retry_at:
-                return False
-            self._state = BreakerState.HALF_OPEN
-        self._on_change(BreakerState.HALF_OPEN)
-        return True
+            if self._state is BreakerState.HALF_OPEN and now >= self._attempt_until:
+                self._open(now)  # its attempt hangs
+                changed = BreakerState.OPEN
+            elif self._state is BreakerState.CLOSED or self._refuses(now):
+                return self._state is BreakerState.CLOSED
+            else:
+                self._state = changed = BreakerState.HALF_OPEN
+                self._attempt_until = now + self._settings.attempt_s
+        self._on_change(changed)
+        return changed is BreakerState.HALF_OPEN
+
+    def hurry(self) -> None:
+        """From now on the silence is never longer than the first one."""
+        with self._lock:
+            self._cap = self._backoff = self._settings.backoff_s
+            self._retry_at = min(self._retry_at, self._clock() + self._backoff)
 
     def success(self) -> None:
         """An attempt worked. Ignored while OPEN: it began before the breaker opened and proves nothing."""
@@ -101,10 +116,18 @@ class Breaker:
             if self._state is BreakerState.OPEN:
                 return
             self._failures += 1
-            if self._state is BreakerState.HALF_OPEN:
-                self._backoff = min(self._backoff * 2, self._settings.cap_s)
-            elif self._failures < self._settings.threshold:
+            if self._state is BreakerState.CLOSED and self._failures < self._settings.threshold:
                 return
-            self._state = BreakerState.OPEN
-            self._retry_at = self._clock() + self._backoff
+            self._open(self._clock())
         self._on_change(BreakerState.OPEN)
+
+    def _refuses(self, now: float) -> bool:
+        if self._state is BreakerState.OPEN:
+            return now < self._retry_at
+        return self._state is BreakerState.HALF_OPEN
+
+    def _open(self, now: float) -> None:
+        if self._state is BreakerState.HALF_OPEN:
+            self._backoff = min(self._backoff * 2, self._cap)
+        self._state = BreakerState.OPEN
+        self._retry_at = now + self._backoff

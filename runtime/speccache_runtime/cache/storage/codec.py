@@ -8,7 +8,7 @@ Header, little-endian:
 
     offset  size  field
          0     8  magic "SPCCPAGE"
-         8     2  format version, u16, now 1
+         8     2  layout version (`speccache_api.fingerprint`), u16
         10     1  half: 0 target, 1 draft
         11     1  number of successors, 0..4
         12     4  zero
@@ -31,10 +31,10 @@ from dataclasses import dataclass
 
 import xxhash
 
+from speccache_api.fingerprint import LAYOUT_VERSION
 from speccache_runtime.errors import StorageError
 
 HEADER_SIZE = 4096
-FORMAT_VERSION = 1
 DIGEST_SIZE = 32
 MAX_SUCCESSORS = 4
 
@@ -116,7 +116,7 @@ def encode_header(identity: Identity, successors: tuple[int, ...], payload: Byte
     check_successors(successors)
     fields = _FIELDS.pack(
         _MAGIC,
-        FORMAT_VERSION,
+        LAYOUT_VERSION,
         _HALVES.index(identity.half),
         len(successors),
         0,
@@ -132,13 +132,13 @@ def encode_header(identity: Identity, successors: tuple[int, ...], payload: Byte
 
 
 def decode_header(header: Bytes) -> Header:
-    """Return the fields of a header that some writer of this format version made whole; raises Corrupt otherwise."""
+    """Return the fields of a header that some writer of this layout version made whole; raises Corrupt otherwise."""
     if len(header) != HEADER_SIZE:
         raise Corrupt(CorruptReason.LENGTH)
     magic, version, half, count, zero, length, checksum, namespace, key, *tokens = _FIELDS.unpack_from(header)
     if magic != _MAGIC:
         raise Corrupt(CorruptReason.MAGIC)
-    if version != FORMAT_VERSION:
+    if version != LAYOUT_VERSION:
         raise Corrupt(CorruptReason.VERSION)
     with memoryview(header) as view:
         if xxhash.xxh3_64_digest(view[:_HASHED]) != view[_HASHED:]:

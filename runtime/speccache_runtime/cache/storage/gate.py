@@ -13,13 +13,19 @@ from typing import TypeVar
 from speccache_runtime.cache.storage.base import BackendError
 from speccache_runtime.cache.storage.breaker import Breaker, BreakerSettings, BreakerState
 from speccache_runtime.cache.storage.codec import Half
-from speccache_runtime.cache.storage.observer import Operation, Result, StorageObserver
+from speccache_runtime.cache.storage.observer import Operation, StorageObserver
+from speccache_runtime.cache.storage.outcome import Outcome
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_DIRECTION = {Operation.LOOKUP: Operation.READ, Operation.READ: Operation.READ, Operation.WRITE: Operation.WRITE}
+_DIRECTION = {
+    Operation.LOOKUP: Operation.READ,
+    Operation.READ: Operation.READ,
+    Operation.WRITE: Operation.WRITE,
+    Operation.TOUCH: Operation.WRITE,
+}
 """The breaker that an operation goes through; deleting goes through none."""
 
 
@@ -34,18 +40,14 @@ class Gate:
         self._causes: dict[Operation, BaseException] = {}
         self._breakers = {Operation.READ: reads, Operation.WRITE: writes}
 
-    def blocked(self, operation: Operation) -> bool:
-        """Whether `call` would refuse this operation now."""
-        return self._breakers[_DIRECTION[operation]].blocked()
-
-    def drop(self, operation: Operation, half: Half) -> None:
-        """Report that an operation was not tried."""
-        self.observer.on_operation(operation, half, Result.DROPPED, 0.0, 0)
+    def hurry(self) -> None:
+        """Try writes again soon after each failure from here on: there is not much time left (a drain)."""
+        self._breakers[Operation.WRITE].hurry()
 
     def call(
-        self, operation: Operation, half: Half, action: Callable[[], tuple[Result, int, T]]
-    ) -> tuple[Result, T | None]:
-        """Run `action`, which returns its result, the payload bytes it moved and a value; return result and value.
+        self, operation: Operation, half: Half, action: Callable[[], tuple[Outcome, int, T]]
+    ) -> tuple[Outcome, T | None]:
+        """Run `action`, which returns its outcome, the payload bytes it moved and a value; return outcome and value.
 
         A BackendError becomes ERROR, an open breaker DROPPED, both with None. Any answer at all, a miss or a corrupt
         object too, counts as success for the breaker: storage has answered.
@@ -53,12 +55,12 @@ class Gate:
         direction = _DIRECTION.get(operation)
         breaker = self._breakers[direction] if direction is not None else None
         if breaker is not None and not breaker.allow():
-            self.drop(operation, half)
-            return Result.DROPPED, None
+            self.observer.on_operation(operation, half, Outcome.DROPPED, 0.0, 0)
+            return Outcome.DROPPED, None
         start = self._clock()
         value: T | None = None
         try:
-            result, nbytes, value = action()
+            outcome, nbytes, value = action()
         except BaseException as error:
             # Also for what is no BackendError, or a half-open breaker would wait for its attempt for ever.
             if direction is not None and breaker is not None:
@@ -68,12 +70,12 @@ class Gate:
                 raise
             logger.debug("storage %s of a %s half failed: %s", operation, half, error)
             self.observer.on_error(operation, half, error.code)
-            result, nbytes = Result.ERROR, 0
+            outcome, nbytes = Outcome.ERROR, 0
         else:
             if breaker is not None:
                 breaker.success()
-        self.observer.on_operation(operation, half, result, self._clock() - start, nbytes)
-        return result, value
+        self.observer.on_operation(operation, half, outcome, self._clock() - start, nbytes)
+        return outcome, value
 
     def _changed(self, direction: Operation, state: BreakerState) -> None:
         if state is BreakerState.OPEN:

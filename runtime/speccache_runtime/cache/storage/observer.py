@@ -7,6 +7,7 @@ from typing import Protocol
 
 from speccache_runtime.cache.storage.breaker import BreakerState
 from speccache_runtime.cache.storage.codec import CorruptReason, Half
+from speccache_runtime.cache.storage.outcome import Outcome
 
 
 class Operation(enum.StrEnum):
@@ -15,31 +16,15 @@ class Operation(enum.StrEnum):
     LOOKUP = "lookup"
     READ = "read"
     WRITE = "write"
+    TOUCH = "touch"
     DELETE = "delete"
-
-
-class Result(enum.StrEnum):
-    """How an operation on one half ended."""
-
-    OK = "ok"
-    """Lookup answered, page read and checked, page written, object deleted."""
-    MISS = "miss"
-    """Read: no such object."""
-    CORRUPT = "corrupt"
-    """Read: there was an object, but not this page's."""
-    SKIPPED = "skipped"
-    """Write: the object is there already."""
-    ERROR = "error"
-    """The backend failed."""
-    DROPPED = "dropped"
-    """Not tried, because the breaker is open."""
 
 
 class StorageObserver(Protocol):
     """Called from whichever thread did the work; must be quick, thread-safe and must not raise."""
 
-    def on_operation(self, operation: Operation, half: Half, result: Result, seconds: float, nbytes: int) -> None:
-        """One operation has ended. `nbytes`: payload bytes moved, 0 unless OK; `seconds` includes the checksum."""
+    def on_operation(self, operation: Operation, half: Half, outcome: Outcome, seconds: float, nbytes: int) -> None:
+        """One operation has ended. `nbytes`: payload bytes moved, 0 unless HIT or WRITTEN; `seconds`: with the checksum."""
 
     def on_error(self, operation: Operation, half: Half, code: str) -> None:
         """The backend failed with `code` (see `base.BackendError`); comes beside an ERROR operation."""
@@ -54,7 +39,7 @@ class StorageObserver(Protocol):
 class NullObserver:
     """Listens to nothing."""
 
-    def on_operation(self, operation: Operation, half: Half, result: Result, seconds: float, nbytes: int) -> None:
+    def on_operation(self, operation: Operation, half: Half, outcome: Outcome, seconds: float, nbytes: int) -> None:
         """Ignore."""
 
     def on_error(self, operation: Operation, half: Half, code: str) -> None:

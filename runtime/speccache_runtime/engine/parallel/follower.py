@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
 from pathlib import Path
 
@@ -11,17 +12,20 @@ from prometheus_client import CollectorRegistry
 
 from speccache_runtime.cache.loads import Loads
 from speccache_runtime.cache.pool import HostArena
-from speccache_runtime.cache.storage.store import PairStore
-from speccache_runtime.cache.storage_io import StorageIO, Workers
+from speccache_runtime.cache.storage.store import PairRead, PairStore
+from speccache_runtime.cache.storage_io import StorageIO, Ticket
 from speccache_runtime.cache.transfer import Job, Move
 from speccache_runtime.cache.transfers import make_transfer
+from speccache_runtime.cache.workers import Workers
 from speccache_runtime.config import EngineConfig
 from speccache_runtime.engine.parallel.channel import Channel
 from speccache_runtime.engine.parallel.meeting import leave, meet
 from speccache_runtime.engine.parallel.messages import (
     Backup,
+    Cancel,
     Failed,
     Found,
+    Hurry,
     Load,
     Lookup,
     Message,
@@ -85,7 +89,9 @@ class _Follower:
         self._runner = runner
         self._loads = loads
         self._storage = StorageIO(store, arena, self._deliver) if store else None
-        self._copies = Workers(1, "copies")
+        self._copies = Workers("copies", 1)
+        self._reads: dict[int, Ticket] = {}
+        self._reads_lock = threading.Lock()
 
     def serve(self) -> None:
         """Until a stop."""
@@ -106,7 +112,7 @@ class _Follower:
                 self._report(number, self._loads.job(self._loads.start(_moves(moves))))
             case Backup(number, moves):
                 self._report(number, self._loads.transfer.backup(_moves(moves)))
-            case Lookup() | Read() | Write():
+            case Lookup() | Read() | Write() | Cancel() | Hurry():
                 self._ask_storage(message)
             case _:
                 raise RankError(f"rank 0 sent {message.kind}, which is nothing to do")
@@ -117,35 +123,46 @@ class _Follower:
             self._channel.send(Moved(number))
             return
 
-        def wait() -> None:
+        def wait() -> bool:
             while not job.done():
                 time.sleep(_COPY_POLL_S)
             self._channel.send(Moved(number))
+            return True
 
         self._copies.submit(wait)
 
-    def _ask_storage(self, message: Lookup | Read | Write) -> None:
+    def _ask_storage(self, message: Lookup | Read | Write | Cancel | Hurry) -> None:
         storage, send = self._storage, self._channel.send
         if storage is None:
             raise RankError("rank 0 has a storage tier and this rank has none")
         match message:
-            case Lookup(number, keys):
-                storage.lookup(
-                    [bytes.fromhex(key) for key in keys],
-                    lambda found: send(Found(number, tuple(presence.draft for presence in found))),
-                )
-            case Read(number, key, host, draft):
-                storage.read(
-                    bytes.fromhex(key), host, draft, lambda read: send(WasRead(number, read.target, read.draft))
-                )
-            case Write(number, key, host, draft, successors):
+            case Lookup(number, keys, depth):
+                found = [bytes.fromhex(key) for key in keys]
+                storage.lookup(found, depth, lambda run: send(Found(number, run.target, run.draft)))
+            case Read(number, key, depth, host, draft):
+
+                def answer(read: PairRead) -> None:
+                    with self._reads_lock:
+                        del self._reads[number]
+                    send(WasRead(number, read.target, read.draft))
+
+                with self._reads_lock:  # or the answer might be there before the ticket
+                    self._reads[number] = storage.read(bytes.fromhex(key), depth, host, draft, answer)
+            case Write(number, key, depth, host, draft, successors):
                 storage.write(
                     bytes.fromhex(key),
+                    depth,
                     host,
                     draft,
                     successors,
                     lambda written: send(WasWritten(number, written.target, written.draft)),
                 )
+            case Cancel(number):
+                with self._reads_lock:
+                    if number in self._reads:
+                        self._reads[number].cancel()
+            case Hurry():
+                storage.hurry()
 
     def _deliver(self) -> None:
         """Sends finished answers, on the storage thread that has one: the thread that follows waits for messages."""

@@ -142,11 +142,13 @@ class Ranks:
         for rank in self._ranks:
             rank.channel.send(order)
 
-    def ask(self, order: Callable[[int], Order], then: Callable[[list[Answer]], None]) -> None:
-        """Sends the order made with a new number to all ranks; `poll` calls `then` with all their answers."""
+    def ask(self, order: Callable[[int], Order], then: Callable[[list[Answer]], None]) -> int:
+        """Sends the order made with a new number to all ranks; `poll` calls `then` with all their answers. Returns the
+        number."""
         self._last += 1
         self._asked[self._last] = _Asked(then)
         self.tell(order(self._last))
+        return self._last
 
     def poll(self) -> bool:
         """Takes the answers that have come; True if there were any. Raises RankError when a rank has failed."""

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from speccache_runtime.cache.storage.halves import HalfRead, HalfWrite
+from speccache_runtime.cache.storage.outcome import Outcome
 from speccache_runtime.errors import RankError
 from speccache_runtime.steps import StepPlan, StepResult
 
@@ -77,10 +77,11 @@ class Backup:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """How many of these pages (keys in hex) are stored in a row, and which of them with draft half?"""
+    """How many of these pages (keys in hex, the first at `depth`) are stored in a row, and how many with draft half?"""
 
     number: int
     keys: tuple[str, ...]
+    depth: int
     kind: Literal["lookup"] = "lookup"
 
 
@@ -90,6 +91,7 @@ class Read:
 
     number: int
     key: str
+    depth: int
     host: int
     draft: bool
     kind: Literal["read"] = "read"
@@ -101,10 +103,26 @@ class Write:
 
     number: int
     key: str
+    depth: int
     host: int
     draft: bool
     successors: tuple[int, ...]
     kind: Literal["write"] = "write"
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """The read of this number is not wanted any more; it is answered all the same."""
+
+    number: int
+    kind: Literal["cancel"] = "cancel"
+
+
+@dataclass(frozen=True, slots=True)
+class Hurry:
+    """Try writes again soon after each failure: not much time is left."""
+
+    kind: Literal["hurry"] = "hurry"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +160,11 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Answer to a lookup: for each page of the stored run, whether its draft half is stored."""
+    """Answer to a lookup: how many pages are stored in a row, and how many with draft half."""
 
     number: int
-    drafts: tuple[bool, ...]
+    target: int
+    draft: int
     kind: Literal["found"] = "found"
 
 
@@ -154,8 +173,8 @@ class WasRead:
     """Answer to a read."""
 
     number: int
-    target: HalfRead
-    draft: HalfRead
+    target: Outcome
+    draft: Outcome
     kind: Literal["was_read"] = "was_read"
 
 
@@ -164,12 +183,12 @@ class WasWritten:
     """Answer to a write."""
 
     number: int
-    target: HalfWrite
-    draft: HalfWrite
+    target: Outcome
+    draft: Outcome
     kind: Literal["was_written"] = "was_written"
 
 
-Order = Start | Pages | Step | Propose | Load | Backup | Lookup | Read | Write | Stop
+Order = Start | Pages | Step | Propose | Load | Backup | Lookup | Read | Write | Cancel | Hurry | Stop
 Answer = Moved | Found | WasRead | WasWritten
 Message = Order | Answer | Ready | Failed
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar, cast
 
-from speccache_runtime.cache.storage.halves import HalfRead, HalfWrite
-from speccache_runtime.cache.storage.store import PairRead, PairWrite, Presence
-from speccache_runtime.cache.storage_io import Storage
+from speccache_runtime.cache.storage.outcome import Outcome
+from speccache_runtime.cache.storage.store import PairRead, PairWrite, Run
+from speccache_runtime.cache.storage_io import Storage, Ticket
 from speccache_runtime.cache.transfer import Job, Move, Transfer
 from speccache_runtime.engine.parallel.messages import (
     Answer,
     Backup,
+    Cancel,
     Found,
+    Hurry,
     Load,
     Lookup,
     Moves,
@@ -25,14 +27,18 @@ from speccache_runtime.engine.parallel.messages import (
 
 _T = TypeVar("_T")
 
-_WORST_READ = (HalfRead.ERROR, HalfRead.CORRUPT, HalfRead.ABSENT, HalfRead.PRESENT)
-_WORST_WRITE = (HalfWrite.ERROR, HalfWrite.DROPPED, HalfWrite.NOT_GIVEN, HalfWrite.WRITTEN, HalfWrite.EXISTS)
+_WORST_FIRST = (
+    *(Outcome.ERROR, Outcome.DROPPED, Outcome.CORRUPT, Outcome.MISS, Outcome.NOT_ASKED),
+    *(Outcome.WRITTEN, Outcome.EXISTS, Outcome.HIT),
+)
 
 
 class Others(Protocol):
     """The other ranks (`leader.Ranks`)."""
 
-    def ask(self, order: Callable[[int], Order], then: Callable[[list[Answer]], None]) -> None: ...
+    def ask(self, order: Callable[[int], Order], then: Callable[[list[Answer]], None]) -> int: ...
+
+    def tell(self, order: Order) -> None: ...
 
 
 class SpreadJob:
@@ -93,28 +99,52 @@ class SpreadStorage:
         self._local = local
         self._others = others
 
-    def lookup(self, keys: Sequence[bytes], then: Callable[[Sequence[Presence]], None]) -> None:
-        both: _Both[Sequence[Presence]] = _Both(lambda here, there: then(_common_run(here, there)))
-        self._local.lookup(keys, both.here)
-        self._others.ask(lambda number: Lookup(number, tuple(key.hex() for key in keys)), both.there)
+    def lookup(self, keys: Sequence[bytes], depth: int, then: Callable[[Run], None]) -> None:
+        both: _Both[Run] = _Both(lambda here, there: then(_common_run(here, there)))
+        self._local.lookup(keys, depth, both.here)
+        self._others.ask(lambda number: Lookup(number, tuple(key.hex() for key in keys), depth), both.there)
 
-    def read(self, key: bytes, host: int, draft: bool, then: Callable[[PairRead], None]) -> None:
+    def read(self, key: bytes, depth: int, host: int, draft: bool, then: Callable[[PairRead], None]) -> Ticket:
         both: _Both[PairRead] = _Both(lambda here, there: then(_worst_read(here, there)))
-        self._local.read(key, host, draft, both.here)
-        self._others.ask(lambda number: Read(number, key.hex(), host, draft), both.there)
+        local = self._local.read(key, depth, host, draft, both.here)
+        number = self._others.ask(lambda number: Read(number, key.hex(), depth, host, draft), both.there)
+        return _SpreadRead(local, self._others, number)
 
     def write(
-        self, key: bytes, host: int, draft: bool, successors: tuple[int, ...], then: Callable[[PairWrite], None]
+        self,
+        key: bytes,
+        depth: int,
+        host: int,
+        draft: bool,
+        successors: tuple[int, ...],
+        then: Callable[[PairWrite], None],
     ) -> None:
         both: _Both[PairWrite] = _Both(lambda here, there: then(_worst_write(here, there)))
-        self._local.write(key, host, draft, successors, both.here)
-        self._others.ask(lambda number: Write(number, key.hex(), host, draft, successors), both.there)
+        self._local.write(key, depth, host, draft, successors, both.here)
+        self._others.ask(lambda number: Write(number, key.hex(), depth, host, draft, successors), both.there)
+
+    def hurry(self) -> None:
+        self._local.hurry()
+        self._others.tell(Hurry())
 
     def poll(self) -> bool:
         return self._local.poll()
 
     def close(self) -> None:
         self._local.close()
+
+
+class _SpreadRead:
+    """A read on every rank."""
+
+    def __init__(self, local: Ticket, others: Others, number: int) -> None:
+        self._local = local
+        self._others = others
+        self._number = number
+
+    def cancel(self) -> None:
+        self._local.cancel()
+        self._others.tell(Cancel(self._number))
 
 
 class _Both(Generic[_T]):
@@ -142,21 +172,21 @@ def _numbers(moves: Sequence[Move]) -> Moves:
     return tuple((move.device, move.host, move.draft) for move in moves)
 
 
-def _common_run(here: Sequence[Presence], answers: list[Answer]) -> list[Presence]:
+def _common_run(here: Run, answers: list[Answer]) -> Run:
     """The pages that all ranks have in a row; a draft half counts where all have it."""
-    drafts = [[presence.draft for presence in here], *(cast(Found, answer).drafts for answer in answers)]
-    return [Presence(True, all(column)) for column in zip(*drafts, strict=False)]
+    others = [cast(Found, answer) for answer in answers]
+    return Run(min(here.target, *(o.target for o in others)), min(here.draft, *(o.draft for o in others)))
 
 
 def _worst_read(here: PairRead, answers: list[Answer]) -> PairRead:
     others = [cast(WasRead, answer) for answer in answers]
-    target = min((here.target, *(answer.target for answer in others)), key=_WORST_READ.index)
-    draft = min((here.draft, *(answer.draft for answer in others)), key=_WORST_READ.index)
-    return PairRead(target, draft, here.successors)
+    target = min((here.target, *(answer.target for answer in others)), key=_WORST_FIRST.index)
+    draft = min((here.draft, *(answer.draft for answer in others)), key=_WORST_FIRST.index)
+    return PairRead(target, draft, here.successors, here.used_at)
 
 
 def _worst_write(here: PairWrite, answers: list[Answer]) -> PairWrite:
     others = [cast(WasWritten, answer) for answer in answers]
-    target = min((here.target, *(answer.target for answer in others)), key=_WORST_WRITE.index)
-    draft = min((here.draft, *(answer.draft for answer in others)), key=_WORST_WRITE.index)
+    target = min((here.target, *(answer.target for answer in others)), key=_WORST_FIRST.index)
+    draft = min((here.draft, *(answer.draft for answer in others)), key=_WORST_FIRST.index)
     return PairWrite(target, draft)
