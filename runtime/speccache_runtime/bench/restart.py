@@ -34,7 +34,7 @@ from speccache_runtime.bench.client import complete
 from speccache_runtime.bench.prompts import Prompt, load_prompts
 from speccache_runtime.bench.report import COLD, PLAIN, RESTORED, TITLES, WITHHELD, Report, Run
 from speccache_runtime.bench.server import BenchError, Server
-from speccache_runtime.cache.storage.base import LAYOUT, ObjectName
+from speccache_runtime.cache.storage.base import LAYOUT, PARENT_DIGITS, ObjectName
 from speccache_runtime.cache.storage.codec import Half
 from speccache_runtime.errors import ConfigError
 from speccache_runtime.local import make_storage_dir, parse_resource, read_resource
@@ -136,7 +136,7 @@ def without_speculation(data: dict[str, Any]) -> dict[str, Any]:
 
 def withhold_drafts(storage: Path) -> None:
     """Remove every draft object. Raises BenchError when there was none."""
-    part = ObjectName("0" * 64, Half.DRAFT, "0" * 64, "0" * 64, 0).directory[2]
+    part = ObjectName("0" * 64, Half.DRAFT, "0" * 64, "0" * 64, "0" * PARENT_DIGITS).directory[2]
     found = list((storage / LAYOUT).glob(f"*/{part}"))
     if not found:
         raise BenchError(f"the cold run has left no draft objects under {storage}")

@@ -28,14 +28,13 @@ MOST_SPARED = 64
 class Entry:
     """One known page. It lives as long as it has a device or a host page.
 
-    `packed` are its token ids (see `keys.pack_tokens`), `depth` is its number in its prompt, `successors` are the
-    tokens that its draft half depends on.
+    `packed` are its token ids (see `keys.pack_tokens`), `parent` is the key of the page before, `successors`
+    are the tokens that its draft half depends on.
     A draft flag says that the draft half in that tier is this page's; when it is False those bytes are never attended.
     `stored_*` say that the storage tier is known to hold that half. `used` orders eviction in both tiers.
     """
 
     __slots__ = (
-        "depth",
         "device",
         "device_pins",
         "draft_on_device",
@@ -55,7 +54,6 @@ class Entry:
         self.key = page.key
         self.parent = page.parent
         self.packed = page.packed
-        self.depth = page.depth
         self.successors = successors
         self.used = used
         self.device: int | None = None

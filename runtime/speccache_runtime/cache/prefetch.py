@@ -81,13 +81,13 @@ class Prefetcher:
         first = len(known)
         if self._patience.exhausted:
             if self._patience.may_knock():
-                self._lookup(keys[first : first + 1], first, lambda found: None)
+                self._lookup(keys[first : first + 1], chain.page(first).parent, lambda found: None)
             return None
         prefetch = Prefetch(keys, deadline)
         prefetch.pinned = {e.key: e for e in known if e.host is not None}
         self._index.pin_host(prefetch.pinned.values())
         wanted = [chain.page(number) for number in range(first, pages)]
-        self._lookup([page.key for page in wanted], first, self._looked_up(prefetch, wanted))
+        self._lookup([page.key for page in wanted], wanted[0].parent, self._looked_up(prefetch, wanted))
         return prefetch
 
     def finish(self, prefetch: Prefetch) -> None:
@@ -105,13 +105,13 @@ class Prefetcher:
             if not reading.waiters and reading.ticket is not None:
                 reading.ticket.cancel()
 
-    def _lookup(self, keys: Sequence[bytes], depth: int, then: Callable[[Run], None]) -> None:
+    def _lookup(self, keys: Sequence[bytes], parent: bytes, then: Callable[[Run], None]) -> None:
         def answered(found: Run) -> None:
             self._patience.answered(failed=False)
             then(found)
 
         self._patience.asked()
-        self._io.lookup(keys, depth, answered)
+        self._io.lookup(keys, parent, answered)
 
     def _looked_up(self, prefetch: Prefetch, wanted: Sequence[PageName]) -> Callable[[Run], None]:
         def then(found: Run) -> None:
@@ -153,7 +153,7 @@ class Prefetcher:
     def _ask(self, page: PageName, draft: bool) -> None:
         reading = self._reading[page.key]
         self._patience.asked()
-        reading.ticket = self._io.read(page.key, page.depth, reading.host, draft, self._arrived(page, draft))
+        reading.ticket = self._io.read(page.key, page.parent, reading.host, draft, self._arrived(page, draft))
 
     def _arrived(self, page: PageName, draft: bool) -> Callable[[PairRead], None]:
         def then(result: PairRead) -> None:

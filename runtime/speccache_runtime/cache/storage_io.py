@@ -28,13 +28,13 @@ class Ticket(Protocol):
 class Storage(Protocol):
     """The storage tier seen from the engine thread. Each `then` is called once, by `poll`, unless it closes before.
 
-    Pages are named by key and depth, their number in the prompt.
+    Pages are named by their key and `parent`, the key of the page before.
     """
 
-    def lookup(self, keys: Sequence[bytes], depth: int, then: Callable[[Run], None]) -> None:
-        """Asks for the longest run of `keys`, the first of them at `depth`, whose target halves are stored."""
+    def lookup(self, keys: Sequence[bytes], parent: bytes, then: Callable[[Run], None]) -> None:
+        """Asks for the longest run of `keys` whose target halves are stored; `parent` is the key before the first."""
 
-    def read(self, key: bytes, depth: int, host: int, draft: bool, then: Callable[[PairRead], None]) -> Ticket:
+    def read(self, key: bytes, parent: bytes, host: int, draft: bool, then: Callable[[PairRead], None]) -> Ticket:
         """Reads a page into host page `host`, which the caller must leave alone until `then` has run.
 
         `draft` says whether its draft half is read too.
@@ -43,7 +43,7 @@ class Storage(Protocol):
     def write(
         self,
         key: bytes,
-        depth: int,
+        parent: bytes,
         host: int,
         draft: bool,
         successors: tuple[int, ...],
@@ -86,15 +86,15 @@ class StorageIO:
         self._writers = Workers("storage-write")
         self._results: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
-    def lookup(self, keys: Sequence[bytes], depth: int, then: Callable[[Run], None]) -> None:
-        self._run(self._readers, lambda: self._store.lookup(keys, depth), then, lambda run: False)
+    def lookup(self, keys: Sequence[bytes], parent: bytes, then: Callable[[Run], None]) -> None:
+        self._run(self._readers, lambda: self._store.lookup(keys, parent), then, lambda run: False)
 
-    def read(self, key: bytes, depth: int, host: int, draft: bool, then: Callable[[PairRead], None]) -> Ticket:
+    def read(self, key: bytes, parent: bytes, host: int, draft: bool, then: Callable[[PairRead], None]) -> Ticket:
         target, half = self._halves(host, draft)
         ticket = _Read()
 
         def work() -> PairRead:
-            return _CANCELLED if ticket.cancelled else self._store.read_pair(key, depth, target, half)
+            return _CANCELLED if ticket.cancelled else self._store.read_pair(key, parent, target, half)
 
         self._run(self._readers, work, then, lambda read: read.target is Outcome.HIT)
         return ticket
@@ -102,7 +102,7 @@ class StorageIO:
     def write(
         self,
         key: bytes,
-        depth: int,
+        parent: bytes,
         host: int,
         draft: bool,
         successors: tuple[int, ...],
@@ -111,7 +111,7 @@ class StorageIO:
         target, half = self._halves(host, draft)
         self._run(
             self._writers,
-            lambda: self._store.write_pair(key, depth, target, half, successors),
+            lambda: self._store.write_pair(key, parent, target, half, successors),
             then,
             lambda write: write.target is Outcome.WRITTEN,
         )

@@ -1,8 +1,8 @@
 """Threads for operations that wait for somebody else, as many at once as that takes.
 
-How many (Little's law): as many as end while one of them is under way, rate times latency. With fewer, storage is idle part
-of the time; with more they only wait for each other. Both are measured: the rate while work was waiting, the latency
-when there was least of it.
+How many (Little's law): as many as end while one of them is under way, rate times latency. With fewer, storage is idle
+part of the time; with more they only wait for each other. Both are measured: the rate while work was waiting, the
+latency when there was least of it.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ class Writeback:
         draft = entry.draft_on_host and not entry.stored_draft
         self._index.pin_host([entry])
         self._writing += 1
-        self._io.write(entry.key, entry.depth, entry.host, draft, entry.successors, self._written(entry))
+        self._io.write(entry.key, entry.parent, entry.host, draft, entry.successors, self._written(entry))
 
     def _written(self, entry: Entry) -> Callable[[PairWrite], None]:
         def then(result: PairWrite) -> None:

@@ -46,7 +46,7 @@ def test_another_algorithm_takes_the_built_in_draft_or_none():
 
 def test_only_draft_objects_are_withheld(tmp_path):
     """Targets stay where they are."""
-    names = {half: ObjectName("99" * 32, half, "ab" * 32, "cd" * 32, 0) for half in Half}
+    names = {half: ObjectName("99" * 32, half, "ab" * 32, "cd" * 32, "0" * 16) for half in Half}
     for name in names.values():
         (tmp_path / name.path).parent.mkdir(parents=True)
         (tmp_path / name.path).write_bytes(b"page")

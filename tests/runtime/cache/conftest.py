@@ -106,9 +106,9 @@ class Volume:
         self.files.close()
 
     def path(self, key: bytes, half: Half) -> Path:
-        """Of the object of that key, at whatever depth; one that does not exist if there is none."""
+        """Of the object of that key, whatever its parent; one that does not exist if there is none."""
         space = TARGET_SPACE if half is Half.TARGET else DRAFT_SPACE
-        path = self.root / ObjectName(FINGERPRINT, half, space.hex(), key.hex(), 0).path
+        path = self.root / ObjectName(FINGERPRINT, half, space.hex(), key.hex(), "0" * 16).path
         return next(path.parent.glob(f"{key.hex()}-*"), path)
 
     def has(self, key: bytes, half: Half) -> bool:

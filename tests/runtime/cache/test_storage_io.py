@@ -29,7 +29,7 @@ def test_a_reader_never_waits_behind_writes(volume: Any, tools: SimpleNamespace,
 
 def test_results_and_bugs_come_back_on_the_thread_that_polls() -> None:
     class Store:
-        def lookup(self, keys: object, depth: int) -> Run:
+        def lookup(self, keys: object, parent: bytes) -> Run:
             if keys == ["bug"]:
                 raise ZeroDivisionError("a bug")
             names.append(threading.current_thread().name)
@@ -43,14 +43,14 @@ def test_results_and_bugs_come_back_on_the_thread_that_polls() -> None:
     io = StorageIO(store, None, woken.set)  # type: ignore[arg-type]
     seen: list[object] = []
     assert not io.poll()
-    io.lookup([], 0, lambda run: seen.extend([run, threading.current_thread()]))
+    io.lookup([], b"", lambda run: seen.extend([run, threading.current_thread()]))
     assert woken.wait(PATIENCE_S)
     assert seen == [], "a callback has run outside of poll"
     assert io.poll()
     assert seen == [Run(3, 2), threading.current_thread()]
     assert names[0].startswith("storage-read")
     woken.clear()
-    io.lookup(["bug"], 0, lambda _: None)  # type: ignore[list-item]
+    io.lookup(["bug"], b"", lambda _: None)  # type: ignore[list-item]
     assert woken.wait(PATIENCE_S)
     with pytest.raises(ZeroDivisionError):
         io.poll()
@@ -69,8 +69,8 @@ def test_a_cancelled_read_that_has_not_begun_ends_without_reading() -> None:
     read: list[int] = []
 
     class Store:
-        def read_pair(self, key: bytes, depth: int, target: object, draft: object) -> PairRead:
-            read.append(depth)
+        def read_pair(self, key: bytes, parent: bytes, target: object, draft: object) -> PairRead:
+            read.append(key[0])
             begun.release()
             assert go_on.wait(PATIENCE_S)
             return PairRead(Outcome.HIT, Outcome.NOT_ASKED)
@@ -86,8 +86,8 @@ def test_a_cancelled_read_that_has_not_begun_ends_without_reading() -> None:
     io = StorageIO(Store(), Arena(), woken.set)  # type: ignore[arg-type]
     ended: dict[int, Outcome] = {}
     tickets = [
-        io.read(b"", depth, depth, False, lambda result, depth=depth: ended.update({depth: result.target}))  # type: ignore[misc]
-        for depth in range(100)
+        io.read(bytes([page]), b"", page, False, lambda result, page=page: ended.update({page: result.target}))  # type: ignore[misc]
+        for page in range(100)
     ]
     for _ in range(LEAST):
         assert begun.acquire(timeout=PATIENCE_S)
@@ -98,7 +98,7 @@ def test_a_cancelled_read_that_has_not_begun_ends_without_reading() -> None:
         assert woken.wait(PATIENCE_S)
         woken.clear()
         io.poll()
-    assert sorted(read) == [depth for depth, outcome in sorted(ended.items()) if outcome is Outcome.HIT]
+    assert sorted(read) == [page for page, outcome in sorted(ended.items()) if outcome is Outcome.HIT]
     assert len(read) == LEAST
     assert set(ended.values()) == {Outcome.HIT, Outcome.NOT_ASKED}
     io.close()

@@ -436,6 +436,7 @@ PLANS = st.builds(
     decode=st.lists(GROUPS, max_size=2).map(tuple),
     extend=st.lists(GROUPS, max_size=2).map(tuple),
 )
+HEX = st.binary(max_size=32).map(bytes.hex)
 READS = st.sampled_from([Outcome.HIT, Outcome.MISS, Outcome.CORRUPT, Outcome.ERROR, Outcome.DROPPED, Outcome.NOT_ASKED])
 WRITES = st.sampled_from([Outcome.WRITTEN, Outcome.EXISTS, Outcome.ERROR, Outcome.DROPPED, Outcome.NOT_ASKED])
 MESSAGES = st.one_of(
@@ -444,8 +445,8 @@ MESSAGES = st.one_of(
         Propose, st.builds(StepResult, st.lists(st.builds(Chosen, SMALL, NUMBERS), max_size=3).map(tuple)), SMALL
     ),
     st.builds(Load, NUMBERS, st.lists(st.tuples(NUMBERS, NUMBERS, st.booleans()), max_size=3).map(tuple)),
-    st.builds(Read, NUMBERS, st.binary(max_size=32).map(bytes.hex), NUMBERS, NUMBERS, st.booleans()),
-    st.builds(Write, NUMBERS, st.binary(max_size=32).map(bytes.hex), NUMBERS, NUMBERS, st.booleans(), SMALL),
+    st.builds(Read, NUMBERS, HEX, HEX, NUMBERS, st.booleans()),
+    st.builds(Write, NUMBERS, HEX, HEX, NUMBERS, st.booleans(), SMALL),
     st.builds(Cancel, NUMBERS),
     st.just(Hurry()),
     st.builds(Found, NUMBERS, NUMBERS, NUMBERS),
@@ -505,13 +506,13 @@ def test_a_bug_in_the_storage_of_a_rank_is_told_and_loses_no_answer() -> None:
     """It would otherwise end a thread, and rank 0 would wait for the answer."""
 
     class Store:
-        def lookup(self, keys: object, depth: int) -> Run:
+        def lookup(self, keys: object, parent: bytes) -> Run:
             raise ZeroDivisionError("a bug")
 
     here, there = (Channel(end) for end in socket.socketpair())
     follower = _Follower(here, None, None, None, Store())  # type: ignore[arg-type]
     for number in range(MOST + 1):
-        follower._do(Lookup(number, ("00" * 32,), 0))
+        follower._do(Lookup(number, ("00" * 32,), "00" * 32))
         assert there.receive() == Failed("ZeroDivisionError: a bug")
     here.close()
     there.close()
@@ -544,10 +545,10 @@ class Local:
     def __init__(self) -> None:
         self.thens: list[Callable[[Any], None]] = []
 
-    def lookup(self, keys: object, depth: int, then: Callable[[Any], None]) -> None:
+    def lookup(self, keys: object, parent: bytes, then: Callable[[Any], None]) -> None:
         self.thens.append(then)
 
-    def read(self, key: bytes, depth: int, host: int, draft: bool, then: Callable[[Any], None]) -> "Local":
+    def read(self, key: bytes, parent: bytes, host: int, draft: bool, then: Callable[[Any], None]) -> "Local":
         self.thens.append(then)
         return self
 
@@ -555,7 +556,7 @@ class Local:
         self.cancelled = True
 
     def write(
-        self, key: bytes, depth: int, host: int, draft: bool, successors: object, then: Callable[[Any], None]
+        self, key: bytes, parent: bytes, host: int, draft: bool, successors: object, then: Callable[[Any], None]
     ) -> None:
         self.thens.append(then)
 
@@ -581,8 +582,8 @@ RUNS = st.builds(lambda draft, more: Run(draft + more, draft), st.integers(0, 5)
 @given(here=RUNS, there=st.lists(RUNS, min_size=2, max_size=2))
 def test_a_run_is_as_long_as_on_the_rank_that_has_least(first: str, here: Run, there: list[Run]) -> None:
     local, others, got = Local(), Others(), []
-    SpreadStorage(local, others).lookup([b"k"] * 5, 2, got.append)  # type: ignore[arg-type]
-    assert others.asked[0][0] == Lookup(0, (b"k".hex(),) * 5, 2)
+    SpreadStorage(local, others).lookup([b"k"] * 5, b"p", got.append)  # type: ignore[arg-type]
+    assert others.asked[0][0] == Lookup(0, (b"k".hex(),) * 5, b"p".hex())
     both_orders(local, others, here, tuple(Found(0, run.target, run.draft) for run in there), first)
     every = [here, *there]
     assert got == [Run(min(run.target for run in every), min(run.draft for run in every))]
@@ -592,7 +593,7 @@ def test_a_run_is_as_long_as_on_the_rank_that_has_least(first: str, here: Run, t
 @given(st.lists(st.tuples(READS, READS), min_size=3, max_size=3))
 def test_a_half_is_there_only_if_every_rank_has_it(first: str, halves: list[tuple[Outcome, Outcome]]) -> None:
     local, others, got = Local(), Others(), []
-    SpreadStorage(local, others).read(b"k", 2, 3, True, got.append)  # type: ignore[arg-type]
+    SpreadStorage(local, others).read(b"k", b"p", 3, True, got.append)  # type: ignore[arg-type]
     both_orders(local, others, PairRead(*halves[0], (5,)), tuple(WasRead(0, *pair) for pair in halves[1:]), first)
     (result,) = got
     assert (result.target is Outcome.HIT) == all(target is Outcome.HIT for target, _ in halves)
@@ -604,7 +605,7 @@ def test_a_half_is_there_only_if_every_rank_has_it(first: str, halves: list[tupl
 @given(st.lists(st.tuples(WRITES, WRITES), min_size=3, max_size=3))
 def test_a_half_is_stored_only_if_every_rank_has_stored_it(first: str, halves: list[tuple[Outcome, Outcome]]) -> None:
     local, others, got = Local(), Others(), []
-    SpreadStorage(local, others).write(b"k", 2, 3, True, (5,), got.append)  # type: ignore[arg-type]
+    SpreadStorage(local, others).write(b"k", b"p", 3, True, (5,), got.append)  # type: ignore[arg-type]
     both_orders(local, others, PairWrite(*halves[0]), tuple(WasWritten(0, *pair) for pair in halves[1:]), first)
     (result,) = got
     assert result.target.stored == all(target.stored for target, _ in halves)
@@ -613,7 +614,7 @@ def test_a_half_is_stored_only_if_every_rank_has_stored_it(first: str, halves: l
 
 def test_a_read_that_nobody_wants_is_cancelled_on_every_rank() -> None:
     local, others = Local(), Others()
-    ticket = SpreadStorage(local, others).read(b"k", 2, 3, True, lambda read: None)  # type: ignore[arg-type]
+    ticket = SpreadStorage(local, others).read(b"k", b"p", 3, True, lambda read: None)  # type: ignore[arg-type]
     ticket.cancel()
     assert local.cancelled
     assert others.told == [Cancel(0)]

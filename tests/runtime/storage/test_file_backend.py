@@ -14,7 +14,7 @@ from speccache_runtime.cache.storage.file import FileBackend
 from speccache_runtime.cache.storage.file_io import fill
 from speccache_runtime.cache.storage.outcome import Outcome
 
-NAME = ObjectName("99" * 32, Half.TARGET, "ab" * 32, "cd" * 32, 17)
+NAME = ObjectName("99" * 32, Half.TARGET, "ab" * 32, "cd" * 32, "17" * 8)
 HEADER = bytes(range(256)) * 16
 PAYLOAD = os.urandom(10_000)
 
@@ -38,18 +38,18 @@ def unfinished(root: Path) -> list[Path]:
 
 def test_an_object_comes_back_from_where_the_layout_says(backend: FileBackend, tmp_path: Path) -> None:
     backend.write(NAME, HEADER, PAYLOAD)
-    assert (tmp_path / f"v2/{'99' * 32}/t/{'ab' * 32}/cd/{'cd' * 32}-00000011").read_bytes() == HEADER + PAYLOAD
+    assert (tmp_path / f"v2/{'99' * 32}/t/{'ab' * 32}/cd/{'cd' * 32}-{'17' * 8}").read_bytes() == HEADER + PAYLOAD
     assert read(backend, NAME) == (Outcome.HIT, HEADER, PAYLOAD)
     assert unfinished(tmp_path) == []
 
 
 def test_halves_and_namespaces_do_not_meet(backend: FileBackend) -> None:
     names = [
-        ObjectName(fingerprint * 32, half, space * 32, "cd" * 32, depth)
+        ObjectName(fingerprint * 32, half, space * 32, "cd" * 32, parent)
         for fingerprint in ("98", "99")
         for space in ("ab", "ac")
         for half in Half
-        for depth in (0, 1)
+        for parent in ("00" * 8, "17" * 8)
     ]
     for number, name in enumerate(names):
         backend.write(name, HEADER, bytes([number]) * 100)
@@ -58,7 +58,7 @@ def test_halves_and_namespaces_do_not_meet(backend: FileBackend) -> None:
 
 
 def test_exists_and_delete(backend: FileBackend) -> None:
-    other = ObjectName("99" * 32, Half.TARGET, "ab" * 32, "ce" * 32, 17)
+    other = ObjectName("99" * 32, Half.TARGET, "ab" * 32, "ce" * 32, "17" * 8)
     backend.write(NAME, HEADER, PAYLOAD)
     assert backend.exists([other, NAME, other]) == [False, True, False]
     assert backend.exists([]) == []
@@ -145,7 +145,7 @@ def test_a_root_that_vanished_is_an_error_and_not_made_anew(tmp_path: Path) -> N
 
 
 def test_many_threads_write_read_and_delete_the_same_names(backend: FileBackend, tmp_path: Path) -> None:
-    names = [ObjectName("99" * 32, Half.TARGET, "ab" * 32, f"{number:064x}", 0) for number in range(4)]
+    names = [ObjectName("99" * 32, Half.TARGET, "ab" * 32, f"{number:064x}", "0" * 16) for number in range(4)]
     bodies = {name: bytes([number]) * 50_000 for number, name in enumerate(names)}
     wrong: list[object] = []
     found = threading.Event()
@@ -180,6 +180,6 @@ def test_many_threads_write_read_and_delete_the_same_names(backend: FileBackend,
 )
 def test_only_digests_become_names(namespace: str, key: str) -> None:
     with pytest.raises(ValueError, match="digests"):
-        ObjectName("99" * 32, Half.TARGET, namespace, key, 0)
+        ObjectName("99" * 32, Half.TARGET, namespace, key, "0" * 16)
     with pytest.raises(ValueError, match="digests"):
         ObjectName(namespace, Half.TARGET, "99" * 32, key, 0)

@@ -116,7 +116,7 @@ def test_anything_else_is_named_by_its_errno(tmp_path: Path) -> None:
 def test_leftovers_of_dead_writers_go_when_they_are_old(tmp_path: Path) -> None:
     backend = FileBackend(tmp_path)
     backend.probe()
-    name = ObjectName("99" * 32, Half.TARGET, "ab" * 32, "cd" * 32, 0)
+    name = ObjectName("99" * 32, Half.TARGET, "ab" * 32, "cd" * 32, "0" * 16)
     backend.write(name, b"h" * 4096, b"p")
     folder = tmp_path / "v2" / "tmp"
     old, young, foreign = folder / f"w-{'0' * 32}", folder / f"w-{'1' * 32}", folder / "notes.txt"
@@ -158,7 +158,7 @@ def test_what_dead_writers_left_goes_also_when_it_fills_the_volume(mount_tmpfs, 
 
 def test_a_full_volume_is_opened_for_its_pages(mount_tmpfs, fill_up, caplog: pytest.LogCaptureFixture) -> None:
     root = mount_tmpfs("size=64k")
-    name = ObjectName("99" * 32, Half.TARGET, "ab" * 32, "cd" * 32, 0)
+    name = ObjectName("99" * 32, Half.TARGET, "ab" * 32, "cd" * 32, "0" * 16)
     backend = open_backend(volume(root))
     backend.write(name, b"h" * 4096, b"p" * 100)
     fill_up(root)

@@ -51,7 +51,7 @@ def read_all(store: PairStore, seen: Counter[Outcome]) -> None:
     """Read every page, compare what is present with what it must be, count the answers."""
     target, draft = bytearray(TARGET_BYTES), bytearray(DRAFT_BYTES)
     for key in KEYS:
-        result = store.read_pair(key, key[0], memoryview(target), memoryview(draft))
+        result = store.read_pair(key, bytes(32), memoryview(target), memoryview(draft))
         seen.update([result.target, result.draft])
         if result.target is Outcome.HIT:
             assert target == WHOLE[key, Half.TARGET]
@@ -90,7 +90,7 @@ def test_two_writers_and_a_reader_share_a_directory(tmp_path: Path) -> None:
         end = time.monotonic() + 1.5
         while time.monotonic() < end:
             read_all(store, seen)
-            store.lookup(KEYS, 0)
+            store.lookup(KEYS, bytes(32))
     assert seen[Outcome.HIT] > 10
     assert seen.keys() <= {Outcome.HIT, Outcome.MISS, Outcome.NOT_ASKED}
 

@@ -5,6 +5,7 @@ import os
 import random
 import resource
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,16 @@ from speccache_runtime.cache.storage.outcome import Outcome
 from speccache_runtime.cache.storage.store import PairRead, PairStore, PairWrite, Run
 
 FINGERPRINT = "99" * 32
+ROOT = bytes(32)
 TARGET_SPACE, DRAFT_SPACE = b"\x11" * 32, b"\x22" * 32
 TARGET_BYTES, DRAFT_BYTES = 24_000, 3_000
 KEYS = [bytes([number]) * 32 for number in range(60)]
 NOTHING = PairRead(Outcome.MISS, Outcome.NOT_ASKED)
+
+
+def parent_of(key: bytes) -> bytes:
+    """KEYS are one prompt's."""
+    return bytes(32) if key == KEYS[0] else KEYS[KEYS.index(key) - 1]
 
 
 def body(key: bytes, half: Half) -> bytes:
@@ -30,7 +37,7 @@ def body(key: bytes, half: Half) -> bytes:
 
 def path_of(root: Path, key: bytes, half: Half) -> Path:
     space = TARGET_SPACE if half is Half.TARGET else DRAFT_SPACE
-    return root / ObjectName(FINGERPRINT, half, space.hex(), key.hex(), KEYS.index(key)).path
+    return root / ObjectName(FINGERPRINT, half, space.hex(), key.hex(), parent_of(key).hex()[:16]).path
 
 
 @pytest.fixture
@@ -68,7 +75,7 @@ def write(store: PairStore, key: bytes, *, draft: bool = True, successors: tuple
 def read(store: PairStore, key: bytes) -> PairRead:
     """Read a pair and compare every half that is said to be there; without the time of its last use."""
     target, draft = bytearray(TARGET_BYTES), bytearray(DRAFT_BYTES)
-    result = store.read_pair(key, KEYS.index(key), memoryview(target), memoryview(draft))
+    result = store.read_pair(key, parent_of(key), memoryview(target), memoryview(draft))
     if result.target is Outcome.HIT:
         assert target == body(key, Half.TARGET)
     if result.draft is Outcome.HIT:
@@ -94,7 +101,7 @@ def test_another_process_with_another_model_sees_nothing(store: PairStore, tmp_p
     other_target = PairStore(FileBackend(tmp_path), FINGERPRINT, b"\x33" * 32, DRAFT_SPACE, TARGET_BYTES, DRAFT_BYTES)
     assert read(same_target, KEYS[0]) == PairRead(Outcome.HIT, Outcome.MISS)
     assert read(other_target, KEYS[0]) == NOTHING
-    assert other_target.lookup(KEYS, 0) == Run(0, 0)
+    assert other_target.lookup(KEYS, ROOT) == Run(0, 0)
 
 
 def test_target_alone_then_backfilled(store: PairStore) -> None:
@@ -115,7 +122,7 @@ def test_what_exists_is_left_alone(store: PairStore, recorder, tmp_path: Path) -
 def test_a_draft_without_its_target_is_a_miss(store: PairStore, tmp_path: Path) -> None:
     write(store, KEYS[0])
     path_of(tmp_path, KEYS[0], Half.TARGET).unlink()
-    assert store.lookup(KEYS, 0) == Run(0, 0)
+    assert store.lookup(KEYS, ROOT) == Run(0, 0)
     assert read(store, KEYS[0]) == NOTHING
 
 
@@ -123,27 +130,26 @@ def test_a_draft_without_its_target_is_a_miss(store: PairStore, tmp_path: Path) 
 def test_lookup_is_the_run_of_targets_and_how_far_drafts_go(store: PairStore, tmp_path: Path, stored: int) -> None:
     for key in KEYS[:stored]:
         write(store, key, draft=KEYS.index(key) < 20)
-    assert store.lookup(KEYS, 0) == Run(stored, min(stored, 20))
-    assert store.lookup(KEYS[7:], 7) == Run(max(0, stored - 7), max(0, min(stored, 20) - 7))
-    assert store.lookup(KEYS, 1) == Run(0, 0), "a page is named by its depth too"
-    assert store.lookup([], 0) == Run(0, 0)
+    assert store.lookup(KEYS, ROOT) == Run(stored, min(stored, 20))
+    assert store.lookup(KEYS[7:], KEYS[6]) == Run(max(0, stored - 7), max(0, min(stored, 20) - 7))
+    assert store.lookup(KEYS[1:], ROOT) == Run(0, 0), "a page is named by its parent too"
+    assert store.lookup([], ROOT) == Run(0, 0)
 
 
 def test_lookup_asks_few_questions(store: PairStore, recorder) -> None:
     """A prompt of 2,000 pages: rounds of 16, not a question for each page."""
     long = [number.to_bytes(32) for number in range(2000)]
     for stored in (0, 1, 700, 2000):
-        for depth, key in enumerate(long[:stored]):
-            if not store.lookup([key], depth).target:
-                store.write_pair(key, depth, bytes(TARGET_BYTES), None)
+        for parent, key in pairwise([ROOT, *long[:stored]]):
+            store.write_pair(key, parent, bytes(TARGET_BYTES), None)
         before = recorder.operations.total()
-        assert store.lookup(long, 0) == Run(stored, 0)
+        assert store.lookup(long, ROOT) == Run(stored, 0)
         assert recorder.operations.total() - before <= 6
 
 
 def test_the_draft_is_not_read_when_not_wanted(store: PairStore, recorder) -> None:
     write(store, KEYS[0])
-    found = store.read_pair(KEYS[0], 0, memoryview(bytearray(TARGET_BYTES)), None)
+    found = store.read_pair(KEYS[0], ROOT, memoryview(bytearray(TARGET_BYTES)), None)
     assert (found.target, found.draft) == (Outcome.HIT, Outcome.NOT_ASKED)
     assert not any(half is Half.DRAFT for operation, half, _ in recorder.operations if operation is Operation.READ)
 
@@ -193,7 +199,7 @@ def test_a_draft_that_cannot_be_written_does_not_stop_the_target(store: PairStor
     (tmp_path / "v2" / FINGERPRINT).mkdir()
     (tmp_path / "v2" / FINGERPRINT / "d").symlink_to("/nonexistent/x")
     assert write(store, KEYS[0]) == PairWrite(Outcome.WRITTEN, Outcome.ERROR)
-    assert store.lookup(KEYS, 0) == Run(1, 0)
+    assert store.lookup(KEYS, ROOT) == Run(1, 0)
     assert read(store, KEYS[0]) == PairRead(Outcome.HIT, Outcome.MISS)
     assert recorder.errors == {(Operation.WRITE, Half.DRAFT, "ENOENT"): 1}
 
@@ -226,7 +232,7 @@ def test_a_full_volume_stops_writes_but_not_reads(open_store, mount_tmpfs, fill_
     assert recorder.errors.total() == 3
     assert {code for _, _, code in recorder.errors} == {"ENOSPC"}
     assert read(store, KEYS[0]) == PairRead(Outcome.HIT, Outcome.HIT, (7,))
-    assert store.lookup(KEYS, 0) == Run(1, 1)
+    assert store.lookup(KEYS, ROOT) == Run(1, 1)
     assert list((root / "v2" / "tmp").iterdir()) == []
 
     filler.unlink()
@@ -277,21 +283,21 @@ def test_a_volume_that_cannot_be_read_any_more(open_store, tmp_path: Path, recor
     hidden = objects.rename(tmp_path / "hidden")
     objects.write_text("a file in the folder's place")
     assert read(store, KEYS[0]) == PairRead(Outcome.ERROR, Outcome.NOT_ASKED)
-    assert store.lookup(KEYS, 0) == Run(0, 0)
+    assert store.lookup(KEYS, ROOT) == Run(0, 0)
     assert read(store, KEYS[0]) == PairRead(Outcome.ERROR, Outcome.NOT_ASKED)
     assert {code for _, _, code in recorder.errors} == {"ENOTDIR"}
     assert "storage breaker for read operations is now open: cannot open" in caplog.text
     assert recorder.breaker[0] == (Operation.READ, BreakerState.OPEN)
     errors = recorder.errors.total()
     assert read(store, KEYS[0]) == PairRead(Outcome.DROPPED, Outcome.NOT_ASKED)
-    assert store.lookup(KEYS, 0) == Run(0, 0)
+    assert store.lookup(KEYS, ROOT) == Run(0, 0)
     assert recorder.errors.total() == errors
     assert recorder.operations[Operation.READ, Half.TARGET, Outcome.DROPPED] == 1
 
     objects.unlink()
     hidden.rename(objects)
     clock.now += 10.0
-    assert store.lookup(KEYS, 0) == Run(1, 1)
+    assert store.lookup(KEYS, ROOT) == Run(1, 1)
     assert read(store, KEYS[0]).target is Outcome.HIT
 
 
@@ -309,9 +315,9 @@ def test_without_a_draft(tmp_path: Path) -> None:
     backend.probe()
     store = PairStore(backend, FINGERPRINT, TARGET_SPACE, None, TARGET_BYTES, 0)
     assert write(store, KEYS[0], draft=False) == PairWrite(Outcome.WRITTEN, Outcome.NOT_ASKED)
-    assert store.lookup(KEYS, 0) == Run(1, 0)
+    assert store.lookup(KEYS, ROOT) == Run(1, 0)
     into = bytearray(TARGET_BYTES)
-    found = store.read_pair(KEYS[0], 0, memoryview(into), None)
+    found = store.read_pair(KEYS[0], ROOT, memoryview(into), None)
     assert (found.target, found.draft) == (Outcome.HIT, Outcome.NOT_ASKED)
     with pytest.raises(ValueError, match="without a draft"):
         read(store, KEYS[0])
@@ -323,19 +329,19 @@ def test_without_a_draft(tmp_path: Path) -> None:
 def test_buffers_of_any_item_type_but_only_whole_ones(store: PairStore) -> None:
     write(store, KEYS[0])
     words = memoryview(bytearray(TARGET_BYTES)).cast("I")
-    assert store.read_pair(KEYS[0], 0, words, None).target is Outcome.HIT
+    assert store.read_pair(KEYS[0], ROOT, words, None).target is Outcome.HIT
     assert words.tobytes() == body(KEYS[0], Half.TARGET)
     short, strided = memoryview(bytearray(TARGET_BYTES - 1)), memoryview(bytearray(2 * TARGET_BYTES))[::2]
     for wrong in (short, strided):
         with pytest.raises(ValueError, match="contiguous bytes"):
-            store.read_pair(KEYS[0], 0, wrong, None)
+            store.read_pair(KEYS[0], ROOT, wrong, None)
         with pytest.raises(ValueError, match="contiguous bytes"):
-            store.write_pair(KEYS[1], 1, wrong, None)
+            store.write_pair(KEYS[1], KEYS[0], wrong, None)
     with pytest.raises(ValueError, match="digests"):
-        store.lookup([b"short"], 0)
+        store.lookup([b"short"], ROOT)
     with pytest.raises(ValueError, match="successors"):
         write(store, KEYS[1], successors=(1, 2, 3, 4, 5))
-    assert store.lookup(KEYS, 0) == Run(1, 1)
+    assert store.lookup(KEYS, ROOT) == Run(1, 1)
 
 
 @pytest.mark.parametrize(

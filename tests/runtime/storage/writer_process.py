@@ -33,8 +33,8 @@ def main() -> None:
     while True:
         key = chance.choice(keys)
         for half in chance.sample([Half.TARGET, Half.DRAFT], chance.randint(1, 2)):
-            backend.delete([ObjectName(FINGERPRINT, half, SPACES[half].hex(), key.hex(), key[0])])
-        result = store.write_pair(key, key[0], target[key], draft[key] if chance.random() < 0.9 else None, (1,))
+            backend.delete([ObjectName(FINGERPRINT, half, SPACES[half].hex(), key.hex(), "0" * 16)])
+        result = store.write_pair(key, bytes(32), target[key], draft[key] if chance.random() < 0.9 else None, (1,))
         if Outcome.ERROR in (result.target, result.draft):
             raise SystemExit(f"a write failed: {result}")
         if not announced:

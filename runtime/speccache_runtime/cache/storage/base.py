@@ -1,8 +1,8 @@
 """What a storage tier must be able to do: keep whole objects under opaque names.
 
-    <layout>/<fingerprint>/t/<namespace>/<kk>/<key>-<depth>      target halves
-    <layout>/<fingerprint>/d/<namespace>/<kk>/<key>-<depth>      draft halves
-    <layout>/<fingerprint>/n/<kind>/<id>                         notes of the pods to each other
+    <layout>/<fingerprint>/t/<namespace>/<kk>/<key>-<parent>      target halves
+    <layout>/<fingerprint>/d/<namespace>/<kk>/<key>-<parent>      draft halves
+    <layout>/<fingerprint>/n/<kind>/<id>                          notes of the pods to each other
 
 A backend knows nothing of pages, halves that belong together, or checksums: `store.PairStore` gives it a header and a
 payload and checks what comes back. That keeps a new kind of storage (another vendor's bucket, say) to one file.
@@ -24,15 +24,18 @@ from speccache_runtime.errors import StorageError
 LAYOUT = f"v{LAYOUT_VERSION}"
 """First part of every object's path. The next layout takes another one, so that old pods keep theirs."""
 
-MOST_DEPTH = (1 << 32) - 1
-NOTE_BYTES = 4096
+PARENT_DIGITS = 16
+"""How much of the parent's key an object's name carries: enough to find it among the others."""
+
+NOTE_BYTES = 65536
 """The longest note."""
 
 _DIGEST = "[0-9a-f]{64}"
 _DIGEST_HEX = re.compile(_DIGEST)
 _PARTS = {Half.TARGET: "t", Half.DRAFT: "d"}
 _HALVES = {part: half for half, part in _PARTS.items()}
-_OBJECT_PATH = re.compile(rf"{LAYOUT}/({_DIGEST})/([td])/({_DIGEST})/([0-9a-f]{{2}})/({_DIGEST})-([0-9a-f]{{8}})")
+_OBJECT_PATH = re.compile(rf"{LAYOUT}/({_DIGEST})/([td])/({_DIGEST})/([0-9a-f]{{2}})/({_DIGEST})-([0-9a-f]{{16}})")
+_PARENT = re.compile(f"[0-9a-f]{{{PARENT_DIGITS}}}")
 _NOTE_KIND = re.compile("[a-z]{1,16}")
 _NOTE_ID = re.compile("[0-9a-f]{1,64}")
 
@@ -65,6 +68,11 @@ def check_digest(text: str) -> str:
     return text
 
 
+def parent_digits(key: bytes) -> str:
+    """What the name of an object says of its parent, whose key this is."""
+    return key.hex()[:PARENT_DIGITS]
+
+
 def fingerprint_path(fingerprint: str) -> str:
     """Where all lies that is kept under a fingerprint, without a slash at the end."""
     return f"{LAYOUT}/{check_digest(fingerprint)}"
@@ -72,7 +80,7 @@ def fingerprint_path(fingerprint: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ObjectName:
-    """Where an object lies. Raises ValueError unless made of digests, and `depth` of 0 to MOST_DEPTH."""
+    """Where an object lies. Raises ValueError unless made of digests."""
 
     fingerprint: str
     """Of model, number format and page size: all that belongs to one kind of page lies below it."""
@@ -80,15 +88,14 @@ class ObjectName:
     namespace: str
     """Of this half: which draft, which shard."""
     key: str
-    depth: int
-    """The page's number in its prompt, 0 for the first. It stands in the name so that a listing tells children from
-    parents."""
+    parent: str
+    """The first PARENT_DIGITS digits of the key of the page before, so that a listing tells children from parents."""
 
     def __post_init__(self) -> None:
         for digest in (self.fingerprint, self.namespace, self.key):
             check_digest(digest)
-        if not 0 <= self.depth <= MOST_DEPTH:
-            raise ValueError(f"a page's depth is 0 to {MOST_DEPTH}, not {self.depth}")
+        if not _PARENT.fullmatch(self.parent):
+            raise ValueError(f"a parent is named by {PARENT_DIGITS} digits of its digest, not {self.parent!r}")
 
     @property
     def directory(self) -> tuple[str, ...]:
@@ -98,7 +105,7 @@ class ObjectName:
     @property
     def path(self) -> str:
         """The parts joined by slashes: a path under a directory, or a bucket key."""
-        return "/".join((*self.directory, f"{self.key}-{self.depth:08x}"))
+        return "/".join((*self.directory, f"{self.key}-{self.parent}"))
 
     @classmethod
     def parse(cls, path: str) -> ObjectName | None:
@@ -106,7 +113,7 @@ class ObjectName:
         found = _OBJECT_PATH.fullmatch(path)
         if found is None or not found[5].startswith(found[4]):
             return None
-        return cls(found[1], _HALVES[found[2]], found[3], found[5], int(found[6], 16))
+        return cls(found[1], _HALVES[found[2]], found[3], found[5], found[6])
 
 
 @dataclass(frozen=True, slots=True)

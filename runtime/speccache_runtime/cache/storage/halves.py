@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from speccache_runtime.cache.storage.base import Backend, ObjectName
+from speccache_runtime.cache.storage.base import Backend, ObjectName, parent_digits
 from speccache_runtime.cache.storage.codec import (
     DIGEST_SIZE,
     HEADER_SIZE,
@@ -60,26 +60,26 @@ class HalfStore:
             raise ValueError(f"a {self._half} buffer must be {self._nbytes} contiguous bytes, not {view.nbytes}")
         return view.cast("B")
 
-    def exists(self, pages: Sequence[tuple[bytes, int]]) -> list[bool] | None:
-        """One batch of existence checks of pages by (key, depth); None when storage could not answer."""
-        names = [self._name(key, depth) for key, depth in pages]
+    def exists(self, pages: Sequence[tuple[bytes, bytes]]) -> list[bool] | None:
+        """One batch of existence checks of pages by (key, parent's key); None when storage could not answer."""
+        names = [self._name(key, parent) for key, parent in pages]
         return self._gate.call(Operation.LOOKUP, self._half, lambda: (Outcome.DONE, 0, self._backend.exists(names)))[1]
 
-    def read(self, key: bytes, depth: int, into: memoryview) -> HalfRead:
+    def read(self, key: bytes, parent: bytes, into: memoryview) -> HalfRead:
         """Fill `into` with the page's half. A corrupt object is deleted."""
-        name = self._name(key, depth)
+        name = self._name(key, parent)
         outcome, found = self._gate.call(Operation.READ, self._half, lambda: self._fetch(name, key, into))
         if outcome is Outcome.CORRUPT:
             self._gate.call(Operation.DELETE, self._half, lambda: self._delete(name))
         return found or HalfRead(outcome)
 
-    def write(self, key: bytes, depth: int, payload: memoryview, successors: tuple[int, ...]) -> Outcome:
+    def write(self, key: bytes, parent: bytes, payload: memoryview, successors: tuple[int, ...]) -> Outcome:
         """Store the page's half unless an object is there."""
-        name = self._name(key, depth)
+        name = self._name(key, parent)
         return self._gate.call(Operation.WRITE, self._half, lambda: self._put(name, key, payload, successors))[0]
 
-    def _name(self, key: bytes, depth: int) -> ObjectName:
-        return ObjectName(self._fingerprint, self._half, self._namespace.hex(), key.hex(), depth)
+    def _name(self, key: bytes, parent: bytes) -> ObjectName:
+        return ObjectName(self._fingerprint, self._half, self._namespace.hex(), key.hex(), parent_digits(parent))
 
     def _identity(self, key: bytes) -> Identity:
         return Identity(self._namespace, self._half, key)

@@ -24,7 +24,7 @@ class StorageObserver(Protocol):
     """Called from whichever thread did the work; must be quick, thread-safe and must not raise."""
 
     def on_operation(self, operation: Operation, half: Half, outcome: Outcome, seconds: float, nbytes: int) -> None:
-        """One operation has ended. `nbytes`: payload bytes moved, 0 unless HIT or WRITTEN; `seconds`: with the checksum."""
+        """One operation has ended, after `seconds`. `nbytes`: payload bytes moved, 0 unless HIT or WRITTEN."""
 
     def on_error(self, operation: Operation, half: Half, code: str) -> None:
         """The backend failed with `code` (see `base.BackendError`); comes beside an ERROR operation."""

@@ -71,8 +71,8 @@ class PairStore:
         """`backend` must have been probed; `close` closes it.
 
         `fingerprint` (hex) and the namespaces (32 bytes) are digests (`speccache_api.fingerprint`); `draft_namespace`
-        None means no draft, and then every draft half is absent. `target_bytes` and `draft_bytes` are the payload sizes of one page (the latter is 0
-        without a draft). Raises ValueError when these do not fit together.
+        None means no draft, and then every draft half is absent. `target_bytes` and `draft_bytes` are the payload sizes
+        of one page (the latter is 0 without a draft). Raises ValueError when these do not fit together.
         """
         if (draft_namespace is None) != (draft_bytes == 0):
             raise ValueError("draft_bytes must be 0 exactly when there is no draft")
@@ -84,16 +84,17 @@ class PairStore:
         if draft_namespace is not None:
             self._draft = HalfStore(backend, gate, Half.DRAFT, fingerprint, draft_namespace, draft_bytes)
 
-    def lookup(self, keys: Sequence[bytes], depth: int) -> Run:
-        """Say what is there of a run of chained page keys (32 bytes each), the first of them page `depth` of its
-        prompt. Costs O(log n) rounds of parallel existence checks for each half; an error or an open breaker ends the
-        run with what was sure before.
+    def lookup(self, keys: Sequence[bytes], parent: bytes) -> Run:
+        """Say what is there of a run of chained page keys (32 bytes each); `parent` is the key before the first.
+
+        Costs O(log n) rounds of parallel existence checks for each half; an error or an open breaker ends the run with
+        what was sure before.
         """
-        target = self._length(self._target, keys, depth)
-        draft = self._length(self._draft, keys[:target], depth) if self._draft is not None else 0
+        target = self._length(self._target, keys, parent)
+        draft = self._length(self._draft, keys[:target], parent) if self._draft is not None else 0
         return Run(target, draft)
 
-    def read_pair(self, key: bytes, depth: int, target_into: memoryview, draft_into: memoryview | None) -> PairRead:
+    def read_pair(self, key: bytes, parent: bytes, target_into: memoryview, draft_into: memoryview | None) -> PairRead:
         """Read a page's halves into the caller's buffers of exactly `target_bytes` and `draft_bytes` bytes.
 
         **A half that is not a HIT leaves its buffer with undefined content** (partly overwritten, another page's
@@ -103,15 +104,15 @@ class PairStore:
         """
         target_view = self._target.flat(target_into)
         draft_view = None if draft_into is None else self._with_draft().flat(draft_into)
-        target = self._target.read(key, depth, target_view)
+        target = self._target.read(key, parent, target_view)
         if target.outcome is not Outcome.HIT or draft_view is None:
             return PairRead(target.outcome, Outcome.NOT_ASKED, (), target.used_at)
-        draft = self._with_draft().read(key, depth, draft_view)
+        draft = self._with_draft().read(key, parent, draft_view)
         used_at = min(target.used_at, draft.used_at) if draft.outcome is Outcome.HIT else target.used_at
         return PairRead(target.outcome, draft.outcome, draft.successors, used_at)
 
     def write_pair(
-        self, key: bytes, depth: int, target: Bytes, draft: Bytes | None, successors: tuple[int, ...] = ()
+        self, key: bytes, parent: bytes, target: Bytes, draft: Bytes | None, successors: tuple[int, ...] = ()
     ) -> PairWrite:
         """Store the halves that storage lacks: draft first, target second.
 
@@ -124,8 +125,8 @@ class PairStore:
         target_view = self._target.flat(target)
         draft_outcome = Outcome.NOT_ASKED
         if draft is not None:
-            draft_outcome = self._with_draft().write(key, depth, self._with_draft().flat(draft), successors)
-        return PairWrite(self._target.write(key, depth, target_view, ()), draft_outcome)
+            draft_outcome = self._with_draft().write(key, parent, self._with_draft().flat(draft), successors)
+        return PairWrite(self._target.write(key, parent, target_view, ()), draft_outcome)
 
     def hurry(self) -> None:
         """Try writes again soon after each failure from here on (a drain)."""
@@ -140,5 +141,6 @@ class PairStore:
             raise ValueError("this store was made without a draft")
         return self._draft
 
-    def _length(self, half: HalfStore, keys: Sequence[bytes], depth: int) -> int:
-        return run_length(len(keys), lambda places: half.exists([(keys[place], depth + place) for place in places]))
+    def _length(self, half: HalfStore, keys: Sequence[bytes], parent: bytes) -> int:
+        chain = [parent, *keys]
+        return run_length(len(keys), lambda places: half.exists([(chain[place + 1], chain[place]) for place in places]))

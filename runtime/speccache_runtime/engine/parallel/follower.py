@@ -136,10 +136,10 @@ class _Follower:
         if storage is None:
             raise RankError("rank 0 has a storage tier and this rank has none")
         match message:
-            case Lookup(number, keys, depth):
+            case Lookup(number, keys, parent):
                 found = [bytes.fromhex(key) for key in keys]
-                storage.lookup(found, depth, lambda run: send(Found(number, run.target, run.draft)))
-            case Read(number, key, depth, host, draft):
+                storage.lookup(found, bytes.fromhex(parent), lambda run: send(Found(number, run.target, run.draft)))
+            case Read(number, key, parent, host, draft):
 
                 def answer(read: PairRead) -> None:
                     with self._reads_lock:
@@ -147,11 +147,12 @@ class _Follower:
                     send(WasRead(number, read.target, read.draft))
 
                 with self._reads_lock:  # or the answer might be there before the ticket
-                    self._reads[number] = storage.read(bytes.fromhex(key), depth, host, draft, answer)
-            case Write(number, key, depth, host, draft, successors):
+                    page = bytes.fromhex(key), bytes.fromhex(parent)
+                    self._reads[number] = storage.read(*page, host, draft, answer)
+            case Write(number, key, parent, host, draft, successors):
                 storage.write(
                     bytes.fromhex(key),
-                    depth,
+                    bytes.fromhex(parent),
                     host,
                     draft,
                     successors,

@@ -77,11 +77,12 @@ class Backup:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """How many of these pages (keys in hex, the first at `depth`) are stored in a row, and how many with draft half?"""
+    """How many of these pages are stored in a row, how many with draft half? Keys in hex; `parent` is the one before
+    the first."""
 
     number: int
     keys: tuple[str, ...]
-    depth: int
+    parent: str
     kind: Literal["lookup"] = "lookup"
 
 
@@ -91,7 +92,7 @@ class Read:
 
     number: int
     key: str
-    depth: int
+    parent: str
     host: int
     draft: bool
     kind: Literal["read"] = "read"
@@ -103,7 +104,7 @@ class Write:
 
     number: int
     key: str
-    depth: int
+    parent: str
     host: int
     draft: bool
     successors: tuple[int, ...]

@@ -99,29 +99,29 @@ class SpreadStorage:
         self._local = local
         self._others = others
 
-    def lookup(self, keys: Sequence[bytes], depth: int, then: Callable[[Run], None]) -> None:
+    def lookup(self, keys: Sequence[bytes], parent: bytes, then: Callable[[Run], None]) -> None:
         both: _Both[Run] = _Both(lambda here, there: then(_common_run(here, there)))
-        self._local.lookup(keys, depth, both.here)
-        self._others.ask(lambda number: Lookup(number, tuple(key.hex() for key in keys), depth), both.there)
+        self._local.lookup(keys, parent, both.here)
+        self._others.ask(lambda number: Lookup(number, tuple(key.hex() for key in keys), parent.hex()), both.there)
 
-    def read(self, key: bytes, depth: int, host: int, draft: bool, then: Callable[[PairRead], None]) -> Ticket:
+    def read(self, key: bytes, parent: bytes, host: int, draft: bool, then: Callable[[PairRead], None]) -> Ticket:
         both: _Both[PairRead] = _Both(lambda here, there: then(_worst_read(here, there)))
-        local = self._local.read(key, depth, host, draft, both.here)
-        number = self._others.ask(lambda number: Read(number, key.hex(), depth, host, draft), both.there)
+        local = self._local.read(key, parent, host, draft, both.here)
+        number = self._others.ask(lambda number: Read(number, key.hex(), parent.hex(), host, draft), both.there)
         return _SpreadRead(local, self._others, number)
 
     def write(
         self,
         key: bytes,
-        depth: int,
+        parent: bytes,
         host: int,
         draft: bool,
         successors: tuple[int, ...],
         then: Callable[[PairWrite], None],
     ) -> None:
         both: _Both[PairWrite] = _Both(lambda here, there: then(_worst_write(here, there)))
-        self._local.write(key, depth, host, draft, successors, both.here)
-        self._others.ask(lambda number: Write(number, key.hex(), depth, host, draft, successors), both.there)
+        self._local.write(key, parent, host, draft, successors, both.here)
+        self._others.ask(lambda number: Write(number, key.hex(), parent.hex(), host, draft, successors), both.there)
 
     def hurry(self) -> None:
         self._local.hurry()
