@@ -102,6 +102,13 @@ class Volume:
             self._pass("delete", name)
         self.files.delete(names)
 
+    def touch(self, name: ObjectName) -> bool:
+        self._pass("touch", name)
+        return self.files.touch(name)
+
+    def now(self) -> float:
+        return self.files.now()
+
     def close(self) -> None:
         self.files.close()
 

@@ -95,6 +95,9 @@ class LyingBackend:
         for name in names:
             self.objects.pop(name.path, None)
 
+    def now(self) -> float:
+        return 1.0
+
     def close(self) -> None:
         return
 

@@ -22,7 +22,7 @@ FINGERPRINT = "99" * 32
 ROOT = bytes(32)
 TARGET_SPACE, DRAFT_SPACE = b"\x11" * 32, b"\x22" * 32
 TARGET_BYTES, DRAFT_BYTES = 24_000, 3_000
-KEYS = [bytes([number]) * 32 for number in range(60)]
+KEYS = [bytes([number]) * 32 for number in range(1, 61)]
 NOTHING = PairRead(Outcome.MISS, Outcome.NOT_ASKED)
 
 
@@ -68,7 +68,7 @@ def store(open_store, tmp_path: Path) -> PairStore:
 
 def write(store: PairStore, key: bytes, *, draft: bool = True, successors: tuple[int, ...] = (7,)) -> PairWrite:
     return store.write_pair(
-        key, KEYS.index(key), body(key, Half.TARGET), body(key, Half.DRAFT) if draft else None, successors
+        key, parent_of(key), body(key, Half.TARGET), body(key, Half.DRAFT) if draft else None, successors
     )
 
 
@@ -80,7 +80,7 @@ def read(store: PairStore, key: bytes) -> PairRead:
         assert target == body(key, Half.TARGET)
     if result.draft is Outcome.HIT:
         assert draft == body(key, Half.DRAFT)
-    return dataclasses.replace(result, used_at=0.0)
+    return dataclasses.replace(result, age=0.0)
 
 
 def test_a_pair_comes_back_with_its_successors(store: PairStore, recorder) -> None:
