@@ -15,8 +15,9 @@ export UV_SYSTEM_CERTS := true
 RUN := uv run --no-sync
 CLUSTER_TOOL := $(RUN) python -m speccache_tools.cluster
 WITHOUT_CLUSTER := --ignore=tests/e2e --ignore=tests/gpu
-# In the order of the files: those that take long are not the last.
-IN_PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
+# Three on two cores: much of what is tested waits for leases, resyncs and processes. In the order of the files: those that
+# take long are not the last.
+IN_PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 OWN_CLUSTER := $(if $(filter existing,$(CLUSTER)),,build cluster)
 
 # $(call phase,NAME,COMMAND): says what begins, and how long it took.
