@@ -9,6 +9,8 @@ CACHE := $(or $(SPECCACHE_CACHE),$(HOME)/.cache/speccache)
 # uv comes from the machine or, when it has none, from the cache (tools/prepare.sh). Go's usual place is added.
 export PATH := $(PATH):$(CACHE)/uv/bin:/usr/local/go/bin
 export UV_PYTHON_DOWNLOADS := never
+# Python keeps what it has compiled, whatever the caller's shell says: the tests start a hundred processes.
+unexport PYTHONDONTWRITEBYTECODE
 # The machine says whom to trust: a proxy that signs anew is in its store, and not in the one that uv brings.
 export UV_SYSTEM_CERTS := true
 
