@@ -116,8 +116,12 @@ def test_a_pod_in_trouble_is_explained(
     pod(served, {"phase": "Running", "containerStatuses": [entry]})
     wait(lambda: condition(served, "Ready").get("reason") == reason)
     assert text in condition(served, "Ready")["message"]
-    warnings = [e for e in client.list("Event", namespace) if e["reason"] == reason and e["type"] == "Warning"]
-    assert [e for e in warnings if e["involvedObject"]["name"] == served]
+
+    def warned() -> list[Any]:
+        warnings = [e for e in client.list("Event", namespace) if e["reason"] == reason and e["type"] == "Warning"]
+        return [e for e in warnings if e["involvedObject"]["name"] == served]
+
+    wait(warned)  # the event comes after the condition
 
 
 def test_an_unschedulable_pod_is_explained(served: str, pod: Any, condition: Any, wait: Any) -> None:
