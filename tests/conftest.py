@@ -3,7 +3,7 @@
 Fixtures: `apiserver` (etcd and the API server alone, private to this run), `cluster` (a whole cluster that is already
 up), `kubectl` and `helm` (the pinned programs). Tests under e2e/ carry the marker `cluster`.
 
-`pytest -n 2 --dist loadfile` runs in two processes, each with an API server of its own.
+`pytest -n 3 --dist loadfile` runs in three processes, each with an API server of its own.
 
 Without the programs or the cluster such tests are skipped and the summary says what to run; under `CI=true` any skip
 is a failure, so that nothing can be green by not running.

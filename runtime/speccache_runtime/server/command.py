@@ -13,6 +13,7 @@ from speccache_api.names import HTTP_PORT
 from speccache_api.quantity import MIB
 from speccache_api.sizing import MemoryPlan
 from speccache_runtime.config import EngineConfig, from_wire, read_wire
+from speccache_runtime.imports import large_imports
 from speccache_runtime.local import LOCAL_HOST, LocalOptions, parse_claims, parse_resource, plan_locally, read_resource
 from speccache_runtime.logs import set_up_logging
 from speccache_runtime.server.early import early_answers, listen
@@ -68,7 +69,7 @@ def _serve(config: EngineConfig) -> None:
     with listen(config.host, config.port) as listener:
         with early_answers(listener):
             # Only once everything else is known to be right.
-            with timed(say, "importing torch and transformers"):
+            with timed(say, "importing torch and transformers"), large_imports():
                 from speccache_runtime.engine.service import EngineService
                 from speccache_runtime.model.tokenizer import Tokenizer
                 from speccache_runtime.server.lengths import characters_per_token

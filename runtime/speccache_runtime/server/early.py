@@ -1,4 +1,4 @@
-"""The port before the server: taken at once, and answered while the libraries are imported, which takes ten seconds.
+"""The port before the server: taken at once, and answered while the libraries are imported, which takes seconds.
 
 A port that is in use is thus told at once, and probes see a process that lives and is not ready. Light imports only.
 """

@@ -412,3 +412,16 @@ def condition(client: Api, namespace: str) -> Callable[[str, str], dict[str, Any
         return next((entry for entry in found if entry["type"] == kind), {})
 
     return read
+
+
+@pytest.fixture
+def look_again(client: Api, namespace: str) -> Callable[[OperatorProcess, str, int], None]:
+    """Has the operator look at a resource so many times more, now and not by its clock."""
+
+    def look(operator: OperatorProcess, name: str, times: int) -> None:
+        for _ in range(times):
+            passes = operator.reconciles()
+            client.patch(names.KIND, namespace, name, {"metadata": {"annotations": {"wake": str(time.monotonic())}}})
+            eventually(lambda before=passes: operator.reconciles() > before)
+
+    return look

@@ -112,7 +112,7 @@ def test_trouble_with_the_api_server_delays_and_loses_nothing(
 
 
 def test_a_resource_that_is_being_deleted_is_left_alone(
-    start: Any, manifest: Any, client: Any, namespace: str, wait: Any
+    start: Any, look_again: Any, manifest: Any, client: Any, namespace: str, wait: Any
 ) -> None:
     """Foreground deletion: the garbage collector takes children one by one, and nobody may put them back."""
     operator = start("deleting", namespace)
@@ -122,10 +122,7 @@ def test_a_resource_that_is_being_deleted_is_left_alone(
     wait(lambda: client.get("Deployment", namespace, name))
     client.delete(names.KIND, namespace, name)
     client.delete("Service", namespace, name)
-    for number in range(3):
-        passes = operator.reconciles()
-        client.patch(names.KIND, namespace, name, {"metadata": {"annotations": {"wake": str(number)}}})
-        wait(lambda before=passes: operator.reconciles() > before)
+    look_again(operator, name, 3)
     assert client.get("Service", namespace, name) is None
     client.patch(names.KIND, namespace, name, {"metadata": {"finalizers": None}})
     assert client.get(names.KIND, namespace, name) is None

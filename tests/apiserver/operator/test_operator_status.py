@@ -116,8 +116,12 @@ def test_a_pod_in_trouble_is_explained(
     pod(served, {"phase": "Running", "containerStatuses": [entry]})
     wait(lambda: condition(served, "Ready").get("reason") == reason)
     assert text in condition(served, "Ready")["message"]
-    warnings = [e for e in client.list("Event", namespace) if e["reason"] == reason and e["type"] == "Warning"]
-    assert [e for e in warnings if e["involvedObject"]["name"] == served]
+
+    def warned() -> list[Any]:
+        warnings = [e for e in client.list("Event", namespace) if e["reason"] == reason and e["type"] == "Warning"]
+        return [e for e in warnings if e["involvedObject"]["name"] == served]
+
+    wait(warned)  # the event comes after the condition
 
 
 def test_an_unschedulable_pod_is_explained(served: str, pod: Any, condition: Any, wait: Any) -> None:
@@ -128,7 +132,14 @@ def test_an_unschedulable_pod_is_explained(served: str, pod: Any, condition: Any
 
 
 def test_nothing_is_written_while_nothing_changes(
-    served: str, operator: Any, controller: Any, condition: Any, wait: Any, client: Any, namespace: str
+    served: str,
+    operator: Any,
+    look_again: Any,
+    controller: Any,
+    condition: Any,
+    wait: Any,
+    client: Any,
+    namespace: str,
 ) -> None:
     controller(served, ready=1)
     wait(lambda: condition(served, "Ready").get("status") == "True")
@@ -139,19 +150,19 @@ def test_nothing_is_written_while_nothing_changes(
         objects += client.list("ServiceAccount", namespace) + client.list("Event", namespace)
         return {obj["metadata"]["uid"]: obj["metadata"]["resourceVersion"] for obj in objects}
 
-    settled = _passed(operator, wait)
+    for resource in client.list(names.KIND, namespace):
+        look_again(operator, resource["metadata"]["name"], 2)  # nothing is left to do
     before = versions()
-    writes = settled()
-    _passed(operator, wait)
+    writes = _sum(operator, "speccache_operator_writes_total")
+    _resynced(operator, wait)
     assert versions() == before
-    assert settled() == writes
+    assert _sum(operator, "speccache_operator_writes_total") == writes
 
 
-def _passed(operator: Any, wait: Any) -> Any:
-    """Returns after a whole resync, with a function that counts writes."""
+def _resynced(operator: Any, wait: Any) -> None:
+    """Returns after a whole resync."""
     passes = operator.reconciles()
     wait(lambda: operator.reconciles() >= passes + 2 * _sum(operator, "speccache_operator_resources"), seconds=60)
-    return lambda: _sum(operator, "speccache_operator_writes_total")
 
 
 def _sum(operator: Any, prefix: str) -> float:

@@ -102,7 +102,15 @@ def _image(deployment: dict[str, Any]) -> str:
 
 
 def test_what_a_webhook_makes_of_the_workload_is_no_drift(
-    webhook: None, manifest: Any, operator: Any, serve: Any, client: Any, namespace: str, wait: Any, condition: Any
+    webhook: None,
+    manifest: Any,
+    operator: Any,
+    look_again: Any,
+    serve: Any,
+    client: Any,
+    namespace: str,
+    wait: Any,
+    condition: Any,
 ) -> None:
     resource = manifest()
     name = resource["metadata"]["name"]
@@ -119,8 +127,7 @@ def test_what_a_webhook_makes_of_the_workload_is_no_drift(
     wait(lambda: condition(name, "Ready").get("status") == "True")
     assert condition(name, "Progressing")["reason"] == "Complete"
     before = client.get("Deployment", namespace, name)
-    passes = operator.reconciles()
-    wait(lambda: operator.reconciles() > passes + 6, seconds=60)
+    look_again(operator, name, 7)
     after = client.get("Deployment", namespace, name)
     assert after["metadata"]["resourceVersion"] == before["metadata"]["resourceVersion"]
     assert condition(name, "Ready")["status"] == "True"
@@ -198,7 +205,7 @@ def test_replicas_are_a_write_of_their_own(
     ("key", "strategy"), [("kubernetes.io/hostname", "RollingUpdate"), ("topology.kubernetes.io/zone", "Recreate")]
 )
 def test_a_volume_of_one_node_lets_a_new_pod_serve_before_the_old_one_ends(
-    key: str, strategy: str, manifest: Any, operator: Any, client: Any, namespace: str, wait: Any
+    key: str, strategy: str, manifest: Any, operator: Any, look_again: Any, client: Any, namespace: str, wait: Any
 ) -> None:
     resource = manifest()
     name = resource["metadata"]["name"]
@@ -217,8 +224,7 @@ def test_a_volume_of_one_node_lets_a_new_pod_serve_before_the_old_one_ends(
     wait(lambda: client.get("Deployment", namespace, name))
     assert client.get("Deployment", namespace, name)["spec"]["strategy"] == {"type": "Recreate"}
     client.patch("PersistentVolumeClaim", namespace, f"{name}-mine", {"spec": {"volumeName": name}})
-    passes = operator.reconciles()
-    wait(lambda: operator.reconciles() > passes + 2, seconds=60)
+    look_again(operator, name, 3)
     wait(lambda: client.get("Deployment", namespace, name)["spec"]["strategy"]["type"] == strategy)
     if strategy == "RollingUpdate":
         rolling = client.get("Deployment", namespace, name)["spec"]["strategy"]["rollingUpdate"]

@@ -4,6 +4,7 @@ In: small made-up pairs whose draft is right about half of the time and depends 
 HTTP (server/), single parts (their own folders).
 """
 
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -31,7 +32,8 @@ from speccache_runtime.cache.storage.base import Backend
 from speccache_runtime.cache.storage.file import FileBackend
 from speccache_runtime.cache.storage.store import PairStore
 from speccache_runtime.cache.storage_metrics import StorageMetrics
-from speccache_runtime.core import Output, Request, SamplingParams, Usage
+from speccache_runtime.config import EngineConfig, StorageConfig
+from speccache_runtime.core import Output, Request, SamplingParams, Tier, Usage
 from speccache_runtime.engine.engine import Engine
 from speccache_runtime.engine.runner import Runner
 from speccache_runtime.metrics import Metrics
@@ -43,6 +45,8 @@ from speccache_runtime.speculative.kinds import KINDS, HostKind, ReadyDraft
 DEVICE = torch.device(os.environ.get("SPECCACHE_TEST_DEVICE", "cpu"))
 """Where the engines of these tests compute, always in float32. On a GPU: SPECCACHE_TEST_DEVICE=cuda."""
 PATIENCE_S = 60.0
+NEW = 24
+"""Tokens that most requests ask for."""
 VOCAB, DRAFT_VOCAB, HIDDEN, HEADS, HEAD_DIM, LAYERS = 48, 44, 32, 4, 8, 3
 NEAR_TIE = 1e-4
 """Two best logits closer than this could swap by rounding; such a prompt says nothing about caches."""
@@ -353,6 +357,62 @@ def stored(folder: Path, half: str) -> list[Path]:
     return sorted(path for path in folder.glob(f"v2/*/{half}/*/*/*") if path.is_file())
 
 
+def settings(pair: Pair, folder: Path | None, **changes: Any) -> EngineConfig:
+    """What a pod is told that serves the pair with EAGLE-3; a storage tier in `folder`, if there is one."""
+    config = EngineConfig(
+        name="pair",
+        namespace="default",
+        served_name="pair",
+        device="cpu",
+        kv_dtype="float32",
+        target_uri="made-up",
+        target_path=pair.target_path,
+        algorithm="EAGLE3",
+        draft_uri="made-up",
+        draft_path=pair.draft_path,
+        num_steps=3,
+        page_size=8,
+        device_pages=64,
+        device_memory_fraction=None,
+        host_pages=64,
+        storage=StorageConfig(folder, "Recompute") if folder else None,
+        target_geometry=pair.target.facts.geometry,
+        draft_geometry=pair.head.facts.geometry,
+        request_timeout=PATIENCE_S,
+        flush_timeout=PATIENCE_S,
+        prefill_budget=64,
+    )
+    return dataclasses.replace(config, **changes)
+
+
+def serve(life: Life, texts: list[list[int]], pair: Pair, tier: Tier | None) -> list[tuple[int, ...]]:
+    """Serves all together, checks text and source, and returns the accepted proposals of every verify step."""
+    names = life.run(texts, NEW)
+    for name, text in zip(names, texts, strict=True):
+        assert life.tokens(name) == pair.greedy(text, NEW)
+        found = {t: n for t, n in life.usage(name).cached_tokens.items() if n}
+        assert found == ({tier: (len(text) - 1) // 8 * 8} if tier else {})
+        assert life.usage(name).draft_absent_tokens == 0
+    life.check_idle()
+    return [life.usage(name).accepted_by_step for name in names]
+
+
+def follower_pids(parent: int | str = "self") -> list[int]:
+    """Processes of other ranks that this one, or `parent`, has started and that run."""
+    found = []
+    for children in Path(f"/proc/{parent}/task").glob("*/children"):
+        for pid in children.read_text().split():
+            if "speccache_runtime.engine.parallel" in (Path("/proc") / pid / "cmdline").read_text():
+                found.append(int(pid))
+    return found
+
+
+@pytest.fixture(scope="session")
+def texts() -> list[list[int]]:
+    """Prompts that share nothing, so that each alone decides what a run finds."""
+    return [random_tokens(41 + n, seed=10 + n) for n in range(6)]
+
+
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     folder = tmp_path_factory.mktemp("pair")
@@ -369,6 +429,10 @@ def tools() -> SimpleNamespace:
         DEVICE=DEVICE,
         Life=Life,
         Pair=Pair,
+        NEW=NEW,
+        follower_pids=follower_pids,
+        serve=serve,
+        settings=settings,
         write_draft=write_draft,
         random_tokens=random_tokens,
         stored=stored,

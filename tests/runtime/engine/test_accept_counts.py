@@ -11,44 +11,25 @@ import torch
 from speccache_runtime.cache.policy import MissingDraft
 from speccache_runtime.core import Tier
 
-NEW = 24
 Counts = list[tuple[int, ...]]
-
-
-@pytest.fixture(scope="session")
-def texts(tools: SimpleNamespace) -> list[list[int]]:
-    """Prompts that share nothing, so that each alone decides what a run finds."""
-    return [tools.random_tokens(41 + n, seed=10 + n) for n in range(6)]
 
 
 def counts(life: Any, names: list[str]) -> Counts:
     return [life.usage(name).accepted_by_step for name in names]
 
 
-def serve(life: Any, texts: list[list[int]], pair: Any, tier: Tier | None) -> Counts:
-    """Serves all together, checks text and source, and returns the accepted proposals of every verify step."""
-    names = life.run(texts, NEW)
-    for name, text in zip(names, texts, strict=True):
-        assert life.tokens(name) == pair.greedy(text, NEW)
-        found = {t: n for t, n in life.usage(name).cached_tokens.items() if n}
-        assert found == ({tier: (len(text) - 1) // 8 * 8} if tier else {})
-        assert life.usage(name).draft_absent_tokens == 0
-    life.check_idle()
-    return counts(life, names)
-
-
 def test_every_tier_gives_back_the_accepted_counts_of_a_cold_run(
     pair: Any, tools: SimpleNamespace, texts: list[list[int]], tmp_path: Path
 ) -> None:
     first = tools.Life(pair, folder=tmp_path)
-    cold = serve(first, texts, pair, None)
+    cold = tools.serve(first, texts, pair, None)
     assert len({n for row in cold for n in row}) > 2, "this pair accepts all or nothing and proves little"
-    assert serve(first, texts, pair, Tier.DEVICE) == cold
+    assert tools.serve(first, texts, pair, Tier.DEVICE) == cold
     first.lose_the_device()
-    assert serve(first, texts, pair, Tier.HOST) == cold
+    assert tools.serve(first, texts, pair, Tier.HOST) == cold
     first.end()
     second = tools.Life(pair, folder=tmp_path, budget=7, max_running=2)
-    assert serve(second, texts, pair, Tier.STORAGE) == cold
+    assert tools.serve(second, texts, pair, Tier.STORAGE) == cold
     second.end()
 
 
@@ -56,12 +37,12 @@ def test_the_same_pages_in_other_places_propose_the_same(
     pair: Any, tools: SimpleNamespace, texts: list[list[int]], tmp_path: Path
 ) -> None:
     first = tools.Life(pair, folder=tmp_path)
-    cold = serve(first, texts, pair, None)
+    cold = tools.serve(first, texts, pair, None)
     first.end()
     second = tools.Life(pair, folder=tmp_path)
     for pages in (second.cache.index.device, second.cache.index.host):
         pages._free.sort(key=lambda page: page * 29 % 64)
-    assert serve(second, texts, pair, Tier.STORAGE) == cold
+    assert tools.serve(second, texts, pair, Tier.STORAGE) == cold
     second.end()
 
 
@@ -69,10 +50,10 @@ def test_a_preempted_request_goes_on_with_the_same_text(
     pair: Any, tools: SimpleNamespace, texts: list[list[int]]
 ) -> None:
     life = tools.Life(pair, device_pages=18, host_pages=64, budget=200)
-    names = life.run(texts[:4], NEW)
+    names = life.run(texts[:4], tools.NEW)
     assert life.engine.scheduler.preemptions > 0
     for name, text in zip(names, texts, strict=False):
-        assert life.tokens(name) == pair.greedy(text, NEW)
+        assert life.tokens(name) == pair.greedy(text, tools.NEW)
     life.end()
 
 
@@ -81,15 +62,15 @@ def test_without_draft_halves_the_text_is_the_same_and_only_the_counts_differ(
     pair: Any, tools: SimpleNamespace, texts: list[list[int]], tmp_path: Path, share: str
 ) -> None:
     first = tools.Life(pair, folder=tmp_path)
-    cold = serve(first, texts, pair, None)
+    cold = tools.serve(first, texts, pair, None)
     first.end()
     gone = tools.stored(tmp_path, "d")[:: 1 if share == "all" else 3]
     for path in gone:
         path.unlink()
     second = tools.Life(pair, folder=tmp_path, answer=MissingDraft.DEGRADE)
-    names = second.run(texts, NEW)
+    names = second.run(texts, tools.NEW)
     for name, text in zip(names, texts, strict=True):
-        assert second.tokens(name) == pair.greedy(text, NEW)
+        assert second.tokens(name) == pair.greedy(text, tools.NEW)
         assert second.usage(name).cached_tokens[Tier.STORAGE] == (len(text) - 1) // 8 * 8
     absent = sum(second.usage(name).draft_absent_tokens for name in names)
     cached = sum(second.usage(name).cached_tokens[Tier.STORAGE] for name in names)
@@ -99,7 +80,7 @@ def test_without_draft_halves_the_text_is_the_same_and_only_the_counts_differ(
     second.end()
     # The draft's view of an absent page is the same from every tier.
     third = tools.Life(pair, folder=tmp_path, answer=MissingDraft.DEGRADE)
-    again = third.run(texts, NEW)
+    again = third.run(texts, tools.NEW)
     assert counts(third, again) == counts(second, names)
     third.end()
 
@@ -108,15 +89,15 @@ def test_recompute_rebuilds_lost_draft_halves_and_the_next_restart_finds_them(
     pair: Any, tools: SimpleNamespace, texts: list[list[int]], tmp_path: Path
 ) -> None:
     first = tools.Life(pair, folder=tmp_path)
-    cold = serve(first, texts, pair, None)
+    cold = tools.serve(first, texts, pair, None)
     first.end()
     for path in tools.stored(tmp_path, "d"):
         path.unlink()
     second = tools.Life(pair, folder=tmp_path)
-    assert serve(second, texts, pair, None) == cold
+    assert tools.serve(second, texts, pair, None) == cold
     second.end()
     third = tools.Life(pair, folder=tmp_path)
-    assert serve(third, texts, pair, Tier.STORAGE) == cold
+    assert tools.serve(third, texts, pair, Tier.STORAGE) == cold
     third.end()
 
 
@@ -125,8 +106,8 @@ def test_a_store_filled_without_speculation_serves_it_and_back(
 ) -> None:
     def life_of(steps: int, answer: MissingDraft) -> tuple[dict[Tier, int], int]:
         life = tools.Life(pair, folder=tmp_path, steps=steps, answer=answer)
-        (name,) = life.run(texts[:1], NEW)
-        assert life.tokens(name) == pair.greedy(texts[0], NEW)
+        (name,) = life.run(texts[:1], tools.NEW)
+        assert life.tokens(name) == pair.greedy(texts[0], tools.NEW)
         usage = life.usage(name)
         life.end()
         return {t: n for t, n in usage.cached_tokens.items() if n}, usage.draft_absent_tokens
@@ -147,7 +128,7 @@ def test_masked_is_really_masked(
     if math.isnan(rubbish) and tools.DEVICE.type != "cpu":
         return  # there attention pads short requests with slots of weight 0, and 0 times NaN is NaN
     first = tools.Life(pair, folder=tmp_path)
-    serve(first, texts, pair, None)
+    tools.serve(first, texts, pair, None)
     first.end()
     for path in tools.stored(tmp_path, "d"):
         path.unlink()
@@ -158,9 +139,9 @@ def test_masked_is_really_masked(
             for tensor in (t for layer in range(pool.shape.geometry.layers) for t in pool.layer(layer)):
                 tensor.fill_(fill)
         life.cache._arena.rows.view(torch.float32).fill_(fill)
-        names = life.run(texts, NEW)
+        names = life.run(texts, tools.NEW)
         seen.append(counts(life, names))
         for name, text in zip(names, texts, strict=True):
-            assert life.tokens(name) == pair.greedy(text, NEW)
+            assert life.tokens(name) == pair.greedy(text, tools.NEW)
         life.end()
     assert seen[0] == seen[1]

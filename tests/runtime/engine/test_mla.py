@@ -22,7 +22,6 @@ from speccache_runtime.engine.service import EngineService
 from speccache_runtime.errors import ModelError
 from speccache_runtime.local import LocalOptions, plan_locally
 
-NEW = 24
 PATIENCE_S = 60.0
 SHAPE = {
     "vocab_size": 48,
@@ -84,36 +83,18 @@ def latent_pair(
     return tools.Pair(folder / "target", folder / "draft", (0, 1, 2))
 
 
-@pytest.fixture(scope="session")
-def texts(tools: SimpleNamespace) -> list[list[int]]:
-    """Prompts that share nothing."""
-    return [tools.random_tokens(41 + n, seed=10 + n) for n in range(6)]
-
-
-def serve(life: Any, texts: list[list[int]], pair: Any, tier: Tier | None) -> list[tuple[int, ...]]:
-    """Serves all together, checks text and source, and returns the accepted proposals of every verify step."""
-    names = life.run(texts, NEW)
-    for name, text in zip(names, texts, strict=True):
-        assert life.tokens(name) == pair.greedy(text, NEW)
-        found = {t: n for t, n in life.usage(name).cached_tokens.items() if n}
-        assert found == ({tier: (len(text) - 1) // 8 * 8} if tier else {})
-        assert life.usage(name).draft_absent_tokens == 0
-    life.check_idle()
-    return [life.usage(name).accepted_by_step for name in names]
-
-
 def test_every_tier_gives_back_text_and_accepted_counts(
     latent_pair: Any, tools: SimpleNamespace, texts: list[list[int]], tmp_path: Path
 ) -> None:
     first = tools.Life(latent_pair, folder=tmp_path)
-    cold = serve(first, texts, latent_pair, None)
+    cold = tools.serve(first, texts, latent_pair, None)
     assert len({n for row in cold for n in row}) > 2, "this pair accepts all or nothing and proves little"
-    assert serve(first, texts, latent_pair, Tier.DEVICE) == cold
+    assert tools.serve(first, texts, latent_pair, Tier.DEVICE) == cold
     first.lose_the_device()
-    assert serve(first, texts, latent_pair, Tier.HOST) == cold
+    assert tools.serve(first, texts, latent_pair, Tier.HOST) == cold
     first.end()
     second = tools.Life(latent_pair, folder=tmp_path, budget=7, max_running=2)
-    assert serve(second, texts, latent_pair, Tier.STORAGE) == cold
+    assert tools.serve(second, texts, latent_pair, Tier.STORAGE) == cold
     second.end()
 
 
@@ -122,8 +103,8 @@ def test_the_text_is_the_same_with_and_without_speculation(
     latent_pair: Any, tools: SimpleNamespace, texts: list[list[int]], steps: int, budget: int, running: int
 ) -> None:
     life = tools.Life(latent_pair, steps=steps, budget=budget, max_running=running)
-    for name, text in zip(life.run(texts, NEW), texts, strict=True):
-        assert life.tokens(name) == latent_pair.greedy(text, NEW)
+    for name, text in zip(life.run(texts, tools.NEW), texts, strict=True):
+        assert life.tokens(name) == latent_pair.greedy(text, tools.NEW)
     life.end()
 
 
@@ -131,11 +112,11 @@ def test_a_store_filled_without_speculation_serves_it(
     latent_pair: Any, tools: SimpleNamespace, texts: list[list[int]], tmp_path: Path
 ) -> None:
     plain = tools.Life(latent_pair, folder=tmp_path, steps=0)
-    assert serve(plain, texts, latent_pair, None) is not None
+    assert tools.serve(plain, texts, latent_pair, None) is not None
     plain.end()
     drafting = tools.Life(latent_pair, folder=tmp_path, answer=MissingDraft.DEGRADE)
-    for name, text in zip(drafting.run(texts, NEW), texts, strict=True):
-        assert drafting.tokens(name) == latent_pair.greedy(text, NEW)
+    for name, text in zip(drafting.run(texts, tools.NEW), texts, strict=True):
+        assert drafting.tokens(name) == latent_pair.greedy(text, tools.NEW)
         assert drafting.usage(name).cached_tokens[Tier.STORAGE] == (len(text) - 1) // 8 * 8
         assert drafting.usage(name).draft_absent_tokens == (len(text) - 1) // 8 * 8
     drafting.end()
@@ -145,19 +126,19 @@ def test_a_lost_draft_half_costs_proposals_and_is_rebuilt(
     latent_pair: Any, tools: SimpleNamespace, texts: list[list[int]], tmp_path: Path
 ) -> None:
     first = tools.Life(latent_pair, folder=tmp_path)
-    cold = serve(first, texts, latent_pair, None)
+    cold = tools.serve(first, texts, latent_pair, None)
     first.end()
     for path in tools.stored(tmp_path, "d"):
         path.unlink()
     degraded = tools.Life(latent_pair, folder=tmp_path, answer=MissingDraft.DEGRADE)
-    names = degraded.run(texts, NEW)
+    names = degraded.run(texts, tools.NEW)
     assert [degraded.usage(name).accepted_by_step for name in names] != cold, "nothing is tested here"
     degraded.end()
     again = tools.Life(latent_pair, folder=tmp_path)
-    assert serve(again, texts, latent_pair, None) == cold
+    assert tools.serve(again, texts, latent_pair, None) == cold
     again.end()
     restored = tools.Life(latent_pair, folder=tmp_path)
-    assert serve(restored, texts, latent_pair, Tier.STORAGE) == cold
+    assert tools.serve(restored, texts, latent_pair, Tier.STORAGE) == cold
     restored.end()
 
 
@@ -165,7 +146,7 @@ def test_stored_objects_are_as_large_as_their_layouts(
     latent_pair: Any, tools: SimpleNamespace, texts: list[list[int]], tmp_path: Path
 ) -> None:
     life = tools.Life(latent_pair, folder=tmp_path)
-    life.run(texts[:1], NEW)
+    life.run(texts[:1], tools.NEW)
     life.end()
     draft = latent_pair.head.facts.geometry.bytes_per_token("float32")
     assert {path.stat().st_size for path in tools.stored(tmp_path, "t")} == {4096 + 8 * PER_TOKEN}
@@ -196,7 +177,7 @@ def start(latent_pair: Any, made: SpecCacheDeployment) -> tuple[EngineService, A
     return service, plan.memory
 
 
-def test_a_resource_is_sized_and_served(latent_pair: Any) -> None:
+def test_a_resource_is_sized_and_served(latent_pair: Any, tools: SimpleNamespace) -> None:
     """From the models' files to memory, wire document, pools and text."""
     service, memory = start(latent_pair, resource())
     assert memory.target == KVGeometry.latent(3, 16, 8)
@@ -212,10 +193,10 @@ def test_a_resource_is_sized_and_served(latent_pair: Any) -> None:
             ended.set()
 
     prompt = tuple(range(20))
-    service.submit(Request("one", prompt, SamplingParams(max_tokens=NEW)), collect)
+    service.submit(Request("one", prompt, SamplingParams(max_tokens=tools.NEW)), collect)
     assert ended.wait(PATIENCE_S)
     assert outputs[-1].finish is Finish.LENGTH
-    assert tuple(token for output in outputs for token in output.tokens) == latent_pair.greedy(prompt, NEW)
+    assert tuple(token for output in outputs for token in output.tokens) == latent_pair.greedy(prompt, tools.NEW)
     service.drain(PATIENCE_S, PATIENCE_S)
     service.stop()
 

@@ -59,34 +59,12 @@ Start = Callable[..., EngineService]
 
 
 @pytest.fixture
-def config(pair: Any, tmp_path: Path) -> EngineConfig:
+def config(pair: Any, tools: SimpleNamespace, tmp_path: Path) -> EngineConfig:
     storage = tmp_path / "storage"
     storage.mkdir()
-    return EngineConfig(
-        name="test",
-        namespace="default",
-        served_name="test",
-        device="cpu",
-        kv_dtype="float32",
-        target_uri="pvc://models/target",
-        target_path=pair.target_path,
-        algorithm="EAGLE3",
-        draft_uri="pvc://models/draft",
-        draft_path=pair.draft_path,
-        num_steps=3,
-        page_size=PAGE,
-        device_pages=40,
-        device_memory_fraction=None,
-        host_pages=64,
-        storage=StorageConfig(storage, "Recompute"),
-        target_geometry=pair.target.facts.geometry,
-        draft_geometry=pair.head.facts.geometry,
-        request_timeout=PATIENCE_S,
-        flush_timeout=PATIENCE_S,
-        max_running=4,
-        max_waiting=8,
-        prefill_budget=32,
-    )
+    changes = {"page_size": PAGE, "device_pages": 40, "max_running": 4, "max_waiting": 8, "prefill_budget": 32}
+    made: EngineConfig = tools.settings(pair, storage, **changes)
+    return made
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Models split over ranks: every rank's part together is the whole model, and no part is held twice.
 
-In: ranks as threads that meet at a barrier. Out: processes, messages, pages (tests/runtime/engine/test_parallel.py).
+In: ranks as threads that meet at a barrier. Out: processes, messages, pages (tests/runtime/engine/test_parallel*.py).
 """
 
 from __future__ import annotations

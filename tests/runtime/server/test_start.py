@@ -150,7 +150,7 @@ def check_words(said: str, seconds: float) -> None:
 
 
 def test_port_in_use_is_told_before_anything_is_imported(tmp_path: Path) -> None:
-    """Nobody waits ten seconds for it."""
+    """Nobody waits for the libraries to hear it."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         command = [sys.executable, "-X", "importtime", "-m", "speccache_runtime", "serve", "-f", SAMPLE, "--port", port]

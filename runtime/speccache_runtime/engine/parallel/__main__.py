@@ -9,8 +9,11 @@ import socket
 import sys
 
 from speccache_runtime.engine.parallel.channel import Channel
-from speccache_runtime.engine.parallel.follower import follow
+from speccache_runtime.imports import large_imports
 from speccache_runtime.logs import set_up_logging
+
+with large_imports():
+    from speccache_runtime.engine.parallel.follower import follow
 
 
 def main() -> int:
