@@ -72,6 +72,13 @@ class Metrics:
         )
         self.storage_bytes = counter("storage_bytes", "Payload bytes read from and written to storage.", "operation")
         self.storage_latency = histogram("storage_operation", "Time of one storage operation.", "operation")
+        self.storage_used_bytes = gauge(
+            "storage_used_bytes", "Bytes stored under this model's fingerprint, by all pods."
+        )
+        self.storage_objects = gauge("storage_objects", "Objects stored under this model's fingerprint, by all pods.")
+        self.storage_capacity_bytes = gauge("storage_capacity_bytes", "kvCache.storage.capacity; 0 without one.")
+        self.storage_swept_pages = counter("storage_swept_pages", "Stored pages that this pod removed to make room.")
+        self.storage_swept_bytes = counter("storage_swept_bytes", "Bytes of them.")
         self.prefetch_deadlines = counter(
             "prefetch_deadlines", "Requests that stopped waiting for storage and computed the rest."
         )

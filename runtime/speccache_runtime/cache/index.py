@@ -31,7 +31,8 @@ class Entry:
     `packed` are its token ids (see `keys.pack_tokens`), `parent` is the key of the page before, `successors`
     are the tokens that its draft half depends on.
     A draft flag says that the draft half in that tier is this page's; when it is False those bytes are never attended.
-    `stored_*` say that the storage tier is known to hold that half. `used` orders eviction in both tiers.
+    `stored_target` and `stored_draft` say that the storage tier is known to hold that half, `stored_used` when it last
+    noted a use of them, by this process's monotonic clock. `used` orders eviction in both tiers.
     """
 
     __slots__ = (
@@ -46,6 +47,7 @@ class Entry:
         "parent",
         "stored_draft",
         "stored_target",
+        "stored_used",
         "successors",
         "used",
     )
@@ -62,6 +64,7 @@ class Entry:
         self.host_pins = 0
         self.draft_on_device = False
         self.draft_on_host = False
+        self.stored_used = 0.0
         self.stored_target = False
         self.stored_draft = False
 

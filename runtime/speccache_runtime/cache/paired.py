@@ -159,6 +159,7 @@ class PairedCache:
         lease.loads = tuple(sorted({self._arriving[e] for e in hits if e in self._arriving}))
         lease.published = use
         self._leases.add(lease)
+        self._writeback.note_use(hits)
         by_tier = {tier: tiers.count(tier) * self.page_size for tier in Tier}
         return Hit(use * self.page_size, by_tier, present.count(False) * self.page_size)
 

@@ -9,6 +9,7 @@ else does is not read; what was being read still lands, and serves others.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -170,6 +171,7 @@ class Prefetcher:
                 self._index.give_host([reading.host])
             else:
                 entry.stored_target, entry.stored_draft = True, result.draft is Outcome.HIT
+                entry.stored_used = time.monotonic() - result.age
             self._count("target", result.target, 1)
             if draft:
                 self._count("draft", result.draft, 1)

@@ -51,6 +51,9 @@ class Storage(Protocol):
     ) -> None:
         """Writes host page `host`, which must not change until `then` has run; its draft half too if `draft`."""
 
+    def touch(self, key: bytes, parent: bytes, draft: bool, then: Callable[[Outcome], None]) -> None:
+        """Marks a stored page as used now, its draft half too if `draft`; see `PairStore.touch`."""
+
     def hurry(self) -> None:
         """Tries writes again soon after each failure from here on (a drain)."""
 
@@ -115,6 +118,9 @@ class StorageIO:
             then,
             lambda write: write.target is Outcome.WRITTEN,
         )
+
+    def touch(self, key: bytes, parent: bytes, draft: bool, then: Callable[[Outcome], None]) -> None:
+        self._run(self._writers, lambda: self._store.touch(key, parent, draft), then, lambda outcome: False)
 
     def hurry(self) -> None:
         self._store.hurry()

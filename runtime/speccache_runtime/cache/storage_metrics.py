@@ -33,3 +33,15 @@ class StorageMetrics:
     def on_breaker(self, direction: Operation, state: BreakerState) -> None:
         """Shows whether the breaker lets operations through."""
         self._metrics.storage_breaker_open.labels(operation=direction).set(state is not BreakerState.CLOSED)
+
+    def on_usage(self, nbytes: int, objects: int, capacity: int | None) -> None:
+        """Shows how full storage is."""
+        self._metrics.storage_used_bytes.set(nbytes)
+        self._metrics.storage_objects.set(objects)
+        if capacity is not None:
+            self._metrics.storage_capacity_bytes.set(capacity)
+
+    def on_swept(self, pages: int, nbytes: int) -> None:
+        """Counts what was removed."""
+        self._metrics.storage_swept_pages.inc(pages)
+        self._metrics.storage_swept_bytes.inc(nbytes)

@@ -12,14 +12,24 @@ A page that could not be copied is a later miss, never a loss: each is counted w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from speccache_runtime.cache.index import Entry, Index
+from speccache_runtime.cache.storage.outcome import Outcome
 from speccache_runtime.cache.storage.store import PairWrite
 from speccache_runtime.cache.storage_io import Storage
 from speccache_runtime.cache.transfer import Job, Move, Transfer
 from speccache_runtime.metrics import Metrics
+
+TOUCH_S = 3600.0
+"""How often storage is told that a page is in use."""
+
+REFUSED_S = 5.0
+REFUSED_PAGES = 64
+"""Pages that storage did not take are offered again: so many, so often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +67,9 @@ class Writeback:
         self._copying: set[Entry] = set()
         self._late: set[Entry] = set()
         """Pages whose draft half came while they were copied, read or written."""
+        self._refused: set[Entry] = set()
+        """Pages that storage did not take when they were new."""
+        self._try_again = 0.0
         self._writing = 0
         self._draining = False
         self._max_writing = max(64, index.host.total // 4)
@@ -116,6 +129,7 @@ class Writeback:
             for copy in copies:
                 self._landed(copy)
         self._follow_up()
+        self._offer_again()
         return bool(done)
 
     def _landed(self, copy: _Copy) -> None:
@@ -139,6 +153,34 @@ class Writeback:
 
     # ---- host -> storage
 
+    def note_use(self, entries: Iterable[Entry]) -> None:
+        """Tells storage that these pages are in use, of each at most once in TOUCH_S; what is gone is written again."""
+        if self._io is None:
+            return
+        now = time.monotonic()
+        for entry in entries:
+            if entry.stored_target and now - entry.stored_used > TOUCH_S:
+                entry.stored_used = now
+                self._io.touch(entry.key, entry.parent, entry.stored_draft, self._touched(entry))
+
+    def _touched(self, entry: Entry) -> Callable[[Outcome], None]:
+        def then(outcome: Outcome) -> None:
+            if outcome is Outcome.MISS:
+                entry.stored_target = entry.stored_draft = False
+                self.store(entry)
+
+        return then
+
+    def _offer_again(self) -> None:
+        """Offers some of the pages to storage again that it has refused, every now and then, if they are still there."""
+        if not self._refused or time.monotonic() < self._try_again:
+            return
+        self._try_again = time.monotonic() + REFUSED_S
+        some = list(islice(self._refused, REFUSED_PAGES))
+        self._refused.difference_update(some)
+        for entry in some:
+            self.store(entry)
+
     def store(self, entry: Entry) -> None:
         """Writes the halves on the host that storage is not known to hold."""
         if self._io is None or not _unstored(entry):
@@ -158,8 +200,12 @@ class Writeback:
             self._index.unpin_host([entry])
             entry.stored_target = entry.stored_target or result.target.stored
             entry.stored_draft = entry.stored_draft or result.draft.stored
+            if result.target is Outcome.WRITTEN:
+                entry.stored_used = time.monotonic()
             if (result.target.failed or result.draft.failed) and not self._draining:
-                self._metrics.dropped_pages.labels(reason="storage_write").inc()
+                reason = "storage_full" if Outcome.FULL in (result.target, result.draft) else "storage_write"
+                self._metrics.dropped_pages.labels(reason=reason).inc()
+                self._refused.add(entry)
 
         return then
 

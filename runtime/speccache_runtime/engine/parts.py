@@ -16,6 +16,7 @@ from speccache_api.geometry import KVGeometry, ModelFacts
 from speccache_api.storage_target import VolumeTarget
 from speccache_runtime.cache.loads import Loads
 from speccache_runtime.cache.pool import KVPool, PoolShape
+from speccache_runtime.cache.storage.capacity.keeper import Keeper
 from speccache_runtime.cache.storage.registry import open_backend
 from speccache_runtime.cache.storage.store import PairStore
 from speccache_runtime.cache.storage_metrics import StorageMetrics
@@ -181,12 +182,17 @@ def _open_store(
     drafts = None
     if draft is not None:
         drafts = draft_namespace(digest, shard, draft.identity, DRAFTS[config.algorithm].lookahead)
+    backend = open_backend(VolumeTarget(claim=None, path=str(config.storage.path)))
+    observer = StorageMetrics(metrics)
+    keeper = Keeper(backend, digest, None, observer, sweeps=ranks.rank == 0)
+    keeper.start()
     return PairStore(
-        open_backend(VolumeTarget(claim=None, path=str(config.storage.path))),
+        backend,
         digest,
         bytes.fromhex(target_namespace(digest, shard)),
         bytes.fromhex(drafts) if drafts else None,
         shapes[0].layout.page_bytes,
         shapes[1].layout.page_bytes if draft else 0,
-        StorageMetrics(metrics),
+        observer,
+        keeper=keeper,
     )

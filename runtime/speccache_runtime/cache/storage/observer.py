@@ -35,6 +35,12 @@ class StorageObserver(Protocol):
     def on_breaker(self, direction: Operation, state: BreakerState) -> None:
         """The breaker of READ (reads and lookups) or WRITE has changed its state."""
 
+    def on_usage(self, nbytes: int, objects: int, capacity: int | None) -> None:
+        """So many bytes and objects are stored under the fingerprint by all pods; `capacity` in bytes, or None."""
+
+    def on_swept(self, pages: int, nbytes: int) -> None:
+        """This pod has removed pages to make room."""
+
 
 class NullObserver:
     """Listens to nothing."""
@@ -49,4 +55,10 @@ class NullObserver:
         """Ignore."""
 
     def on_breaker(self, direction: Operation, state: BreakerState) -> None:
+        """Ignore."""
+
+    def on_usage(self, nbytes: int, objects: int, capacity: int | None) -> None:
+        """Ignore."""
+
+    def on_swept(self, pages: int, nbytes: int) -> None:
         """Ignore."""

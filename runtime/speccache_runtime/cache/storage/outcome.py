@@ -21,6 +21,8 @@ class Outcome(enum.StrEnum):
     """Read: there was an object, but not this page's."""
     ERROR = "error"
     """The backend failed."""
+    FULL = "full"
+    """Write: not tried, because the capacity is used up, or nobody has told yet how much of it is left."""
     DROPPED = "dropped"
     """Not tried, because storage keeps failing or does not answer."""
     NOT_ASKED = "not_asked"
@@ -33,5 +35,5 @@ class Outcome(enum.StrEnum):
 
     @property
     def failed(self) -> bool:
-        """Whether storage is to blame; asked again later, the answer may be another."""
-        return self in (Outcome.ERROR, Outcome.DROPPED)
+        """Whether it was not possible; asked again later, the answer may be another."""
+        return self in (Outcome.ERROR, Outcome.FULL, Outcome.DROPPED)

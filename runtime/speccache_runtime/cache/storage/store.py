@@ -16,6 +16,9 @@ from dataclasses import dataclass
 
 from speccache_runtime.cache.storage.base import Backend
 from speccache_runtime.cache.storage.breaker import BreakerSettings
+from speccache_runtime.cache.storage.capacity.budget import Budget
+from speccache_runtime.cache.storage.capacity.keeper import Keeper
+from speccache_runtime.cache.storage.capacity.recent import Recent
 from speccache_runtime.cache.storage.codec import Bytes, Half, check_successors
 from speccache_runtime.cache.storage.gate import Gate
 from speccache_runtime.cache.storage.halves import HalfStore
@@ -36,12 +39,13 @@ class Run:
 @dataclass(frozen=True, slots=True)
 class PairRead:
     """What became of reading a pair. `successors` are those the draft half was made with, () unless it is a HIT.
-    `used_at` is when the older of the halves that are HITs was last used (see `base.Read`)."""
+    `age` is how many seconds ago storage last noted a use of them, of the half where that is longer ago.
+    """
 
     target: Outcome
     draft: Outcome
     successors: tuple[int, ...] = ()
-    used_at: float = 0.0
+    age: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +69,12 @@ class PairStore:
         draft_bytes: int,
         observer: StorageObserver | None = None,
         *,
+        keeper: Keeper | None = None,
         clock: Callable[[], float] = time.monotonic,
         breaker: BreakerSettings | None = None,
     ) -> None:
-        """`backend` must have been probed; `close` closes it.
+        """`backend` must have been probed. `keeper` has been started, and keeps the store at its size; None: it may
+        grow. `close` closes both.
 
         `fingerprint` (hex) and the namespaces (32 bytes) are digests (`speccache_api.fingerprint`); `draft_namespace`
         None means no draft, and then every draft half is absent. `target_bytes` and `draft_bytes` are the payload sizes
@@ -79,10 +85,13 @@ class PairStore:
         gate = Gate(observer or NullObserver(), clock, breaker or BreakerSettings())
         self._gate = gate
         self._backend = backend
-        self._target = HalfStore(backend, gate, Half.TARGET, fingerprint, target_namespace, target_bytes)
+        budget = Budget(limited=False) if keeper is None else keeper.budget
+        self._keeper = keeper
+        self._recent = Recent() if keeper is None else keeper.recent
+        self._target = HalfStore(backend, gate, budget, Half.TARGET, fingerprint, target_namespace, target_bytes)
         self._draft = None
         if draft_namespace is not None:
-            self._draft = HalfStore(backend, gate, Half.DRAFT, fingerprint, draft_namespace, draft_bytes)
+            self._draft = HalfStore(backend, gate, budget, Half.DRAFT, fingerprint, draft_namespace, draft_bytes)
 
     def lookup(self, keys: Sequence[bytes], parent: bytes) -> Run:
         """Say what is there of a run of chained page keys (32 bytes each); `parent` is the key before the first.
@@ -105,11 +114,12 @@ class PairStore:
         target_view = self._target.flat(target_into)
         draft_view = None if draft_into is None else self._with_draft().flat(draft_into)
         target = self._target.read(key, parent, target_view)
+        if target.outcome is Outcome.HIT:
+            self._recent.add(key)
         if target.outcome is not Outcome.HIT or draft_view is None:
-            return PairRead(target.outcome, Outcome.NOT_ASKED, (), target.used_at)
+            return PairRead(target.outcome, Outcome.NOT_ASKED, (), target.age)
         draft = self._with_draft().read(key, parent, draft_view)
-        used_at = min(target.used_at, draft.used_at) if draft.outcome is Outcome.HIT else target.used_at
-        return PairRead(target.outcome, draft.outcome, draft.successors, used_at)
+        return PairRead(target.outcome, draft.outcome, draft.successors, max(target.age, draft.age))
 
     def write_pair(
         self, key: bytes, parent: bytes, target: Bytes, draft: Bytes | None, successors: tuple[int, ...] = ()
@@ -128,12 +138,22 @@ class PairStore:
             draft_outcome = self._with_draft().write(key, parent, self._with_draft().flat(draft), successors)
         return PairWrite(self._target.write(key, parent, target_view, ()), draft_outcome)
 
+    def touch(self, key: bytes, parent: bytes, draft: bool) -> Outcome:
+        """Mark a page as used now, its draft half too if `draft`: DONE, MISS when a half is not there any more, or why it
+        was not possible."""
+        target = self._target.touch(key, parent)
+        if target is not Outcome.DONE or not draft:
+            return target
+        return self._with_draft().touch(key, parent)
+
     def hurry(self) -> None:
         """Try writes again soon after each failure from here on (a drain)."""
         self._gate.hurry()
 
     def close(self) -> None:
-        """Close the backend. No other method may be called afterwards."""
+        """Close keeper and backend. No other method may be called afterwards."""
+        if self._keeper is not None:
+            self._keeper.close()
         self._backend.close()
 
     def _with_draft(self) -> HalfStore:

@@ -38,6 +38,8 @@ from speccache_runtime.engine.parallel.messages import (
     Start,
     Step,
     Stop,
+    Touch,
+    Touched,
     WasRead,
     WasWritten,
     Write,
@@ -112,7 +114,7 @@ class _Follower:
                 self._report(number, self._loads.job(self._loads.start(_moves(moves))))
             case Backup(number, moves):
                 self._report(number, self._loads.transfer.backup(_moves(moves)))
-            case Lookup() | Read() | Write() | Cancel() | Hurry():
+            case Lookup() | Read() | Write() | Touch() | Cancel() | Hurry():
                 self._ask_storage(message)
             case _:
                 raise RankError(f"rank 0 sent {message.kind}, which is nothing to do")
@@ -131,7 +133,7 @@ class _Follower:
 
         self._copies.submit(wait)
 
-    def _ask_storage(self, message: Lookup | Read | Write | Cancel | Hurry) -> None:
+    def _ask_storage(self, message: Lookup | Read | Write | Touch | Cancel | Hurry) -> None:
         storage, send = self._storage, self._channel.send
         if storage is None:
             raise RankError("rank 0 has a storage tier and this rank has none")
@@ -158,6 +160,9 @@ class _Follower:
                     successors,
                     lambda written: send(WasWritten(number, written.target, written.draft)),
                 )
+            case Touch(number, key, parent, draft):
+                page = bytes.fromhex(key), bytes.fromhex(parent)
+                storage.touch(*page, draft, lambda outcome: send(Touched(number, outcome)))
             case Cancel(number):
                 with self._reads_lock:
                     if number in self._reads:

@@ -112,6 +112,17 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
+class Touch:
+    """Mark a stored page as used now."""
+
+    number: int
+    key: str
+    parent: str
+    draft: bool
+    kind: Literal["touch"] = "touch"
+
+
+@dataclass(frozen=True, slots=True)
 class Cancel:
     """The read of this number is not wanted any more; it is answered all the same."""
 
@@ -189,8 +200,17 @@ class WasWritten:
     kind: Literal["was_written"] = "was_written"
 
 
-Order = Start | Pages | Step | Propose | Load | Backup | Lookup | Read | Write | Cancel | Hurry | Stop
-Answer = Moved | Found | WasRead | WasWritten
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """Answer to a touch."""
+
+    number: int
+    outcome: Outcome
+    kind: Literal["touched"] = "touched"
+
+
+Order = Start | Pages | Step | Propose | Load | Backup | Lookup | Read | Write | Touch | Cancel | Hurry | Stop
+Answer = Moved | Found | WasRead | WasWritten | Touched
 Message = Order | Answer | Ready | Failed
 
 _ADAPTER: TypeAdapter[Message] = TypeAdapter(

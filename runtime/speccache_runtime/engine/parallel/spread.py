@@ -20,6 +20,8 @@ from speccache_runtime.engine.parallel.messages import (
     Moves,
     Order,
     Read,
+    Touch,
+    Touched,
     WasRead,
     WasWritten,
     Write,
@@ -28,8 +30,8 @@ from speccache_runtime.engine.parallel.messages import (
 _T = TypeVar("_T")
 
 _WORST_FIRST = (
-    *(Outcome.ERROR, Outcome.DROPPED, Outcome.CORRUPT, Outcome.MISS, Outcome.NOT_ASKED),
-    *(Outcome.WRITTEN, Outcome.EXISTS, Outcome.HIT),
+    *(Outcome.ERROR, Outcome.FULL, Outcome.DROPPED, Outcome.CORRUPT, Outcome.MISS, Outcome.NOT_ASKED),
+    *(Outcome.WRITTEN, Outcome.EXISTS, Outcome.DONE, Outcome.HIT),
 )
 
 
@@ -123,6 +125,11 @@ class SpreadStorage:
         self._local.write(key, parent, host, draft, successors, both.here)
         self._others.ask(lambda number: Write(number, key.hex(), parent.hex(), host, draft, successors), both.there)
 
+    def touch(self, key: bytes, parent: bytes, draft: bool, then: Callable[[Outcome], None]) -> None:
+        both: _Both[Outcome] = _Both(lambda here, there: then(_worst(here, *(cast(Touched, a).outcome for a in there))))
+        self._local.touch(key, parent, draft, both.here)
+        self._others.ask(lambda number: Touch(number, key.hex(), parent.hex(), draft), both.there)
+
     def hurry(self) -> None:
         self._local.hurry()
         self._others.tell(Hurry())
@@ -178,15 +185,17 @@ def _common_run(here: Run, answers: list[Answer]) -> Run:
     return Run(min(here.target, *(o.target for o in others)), min(here.draft, *(o.draft for o in others)))
 
 
+def _worst(*outcomes: Outcome) -> Outcome:
+    return min(outcomes, key=_WORST_FIRST.index)
+
+
 def _worst_read(here: PairRead, answers: list[Answer]) -> PairRead:
     others = [cast(WasRead, answer) for answer in answers]
-    target = min((here.target, *(answer.target for answer in others)), key=_WORST_FIRST.index)
-    draft = min((here.draft, *(answer.draft for answer in others)), key=_WORST_FIRST.index)
-    return PairRead(target, draft, here.successors, here.used_at)
+    target = _worst(here.target, *(answer.target for answer in others))
+    return PairRead(target, _worst(here.draft, *(answer.draft for answer in others)), here.successors, here.age)
 
 
 def _worst_write(here: PairWrite, answers: list[Answer]) -> PairWrite:
     others = [cast(WasWritten, answer) for answer in answers]
-    target = min((here.target, *(answer.target for answer in others)), key=_WORST_FIRST.index)
-    draft = min((here.draft, *(answer.draft for answer in others)), key=_WORST_FIRST.index)
-    return PairWrite(target, draft)
+    target = _worst(here.target, *(answer.target for answer in others))
+    return PairWrite(target, _worst(here.draft, *(answer.draft for answer in others)))
