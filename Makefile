@@ -40,7 +40,7 @@ setup: ## install what is missing: Debian packages (as root), uv, the locked Pyt
 	@tools/prepare.sh
 	@uv sync --frozen --all-extras --compile-bytecode --quiet
 
-programs: setup ## build etcd, the Kubernetes programs and helm from Go modules, each once (minutes)
+programs: setup ## build etcd, the Kubernetes programs, helm and an S3 server from Go modules, each once (minutes)
 	@$(CLUSTER_TOOL) programs
 
 images: setup ## build the operator's and the runtime's image; load them when the cluster is up
@@ -62,7 +62,7 @@ lint: setup ## formatting, ruff, strict types, import contracts
 	$(call phase,import contracts,$(RUN) lint-imports --no-logo)
 
 check: lint ## lint and every test that needs no node
-	@$(CLUSTER_TOOL) programs --api --helm
+	@$(CLUSTER_TOOL) programs --api --helm --s3
 	$(call phase,tests without a cluster,$(RUN) pytest $(IN_PARALLEL) $(WITHOUT_CLUSTER))
 
 gpu: setup ## the tests that need an NVIDIA GPU

@@ -1,7 +1,8 @@
 """Shared by every test: a clean environment, real API servers, and no silent skips where it counts.
 
-Fixtures: `apiserver` (etcd and the API server alone, private to this run), `cluster` (a whole cluster that is already
-up), `kubectl` and `helm` (the pinned programs). Tests under e2e/ carry the marker `cluster`.
+Fixtures: `apiserver` (etcd and the API server alone, private to this run), `s3_server` (a real S3 server, likewise),
+`cluster` (a whole cluster that is already up), `kubectl` and `helm` (the pinned programs). Tests under e2e/ carry the
+marker `cluster`.
 
 `pytest -n 3 --dist loadfile` runs in three processes, each with an API server of its own.
 
@@ -19,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from speccache_tools.cluster import binaries, state
+from speccache_tools.cluster.s3_server import S3Server
 from speccache_tools.cluster.settings import KUBECONFIG
 
 _TESTS = Path(__file__).parent
@@ -89,6 +91,27 @@ def cluster() -> Path:
     if not state.look().ready:
         pytest.skip("no cluster is up: run `make cluster`")
     return KUBECONFIG
+
+
+@pytest.fixture(scope="session")
+def s3_program() -> Path:
+    """The pinned S3 server."""
+    return _built(binaries.VERSITYGW)
+
+
+@pytest.fixture(scope="session")
+def s3_server(s3_program: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A real S3 server without buckets; tests make theirs, and none of them stops it."""
+    with S3Server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture
+def s3_environment(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credentials of `s3_server` where S3 clients look for them."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3_server.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3_server.secret_key)
+    monkeypatch.delenv("AWS_SESSION_TOKEN", raising=False)
 
 
 @pytest.fixture(scope="session")

@@ -44,6 +44,10 @@ WIRE_PATH = f"/etc/speccache/{WIRE_KEY}"
 TARGET_MODEL_PATH = "/models/target"
 DRAFT_MODEL_PATH = "/models/draft"
 STORAGE_PATH = "/var/lib/speccache/storage"
+S3_CREDENTIALS_PATH = "/var/run/speccache/s3"
+"""Folder whose files are the keys of the credentials' Secret: AWS_ACCESS_KEY_ID and so on."""
+S3_CA_BUNDLE_PATH = "/var/run/speccache/s3-ca"
+CA_BUNDLE_KEY = "ca.crt"
 SCRATCH_PATH = "/tmp"
 
 MAX_NAME_LENGTH = 40

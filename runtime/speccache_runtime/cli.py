@@ -65,6 +65,7 @@ Measure on this machine.
 examples:
   speccache-runtime bench restart -f samples/tiny.yaml   what a restart costs, with and without the draft's half
   speccache-runtime bench gpu --directory /tmp/pair      step times of an 8B-shaped pair on a GPU
+  speccache-runtime bench storage --directory /data/kv   how fast pages come to storage and back
 """
 
 _RESTART_HELP = """\
@@ -85,6 +86,17 @@ Prints JSON. Made-up weights say nothing about accept length.
 
 examples:
   speccache-runtime bench gpu --directory /tmp/pair > gpu.json
+"""
+
+
+_STORAGE_HELP = """\
+Write pages to a directory or a bucket and read them back, by SpecCache's backend and by the plainest ways that the
+place and the library offer, in turns: GB/s and CPU seconds per GB. What is written is removed. Credentials for a bucket
+come from the environment, as every S3 client takes them.
+
+examples:
+  speccache-runtime bench storage --directory /data/kv
+  speccache-runtime bench storage --bucket kv --endpoint http://127.0.0.1:7070 --path-style --threads 16
 """
 
 
@@ -190,6 +202,7 @@ def _add_bench(commands: _Commands) -> None:
     kinds = bench.add_subparsers(required=True, metavar="KIND")
     _add_bench_restart(kinds)
     _add_bench_gpu(kinds)
+    _add_bench_storage(kinds)
 
 
 def _add_bench_restart(kinds: _Commands) -> None:
@@ -213,6 +226,20 @@ def _add_bench_gpu(kinds: _Commands) -> None:
         "--prompt-tokens", type=_positive, default=30000, metavar="N", help="length of the prompt (default: 30000)"
     )
     parser.set_defaults(command=_bench_gpu)
+
+
+def _add_bench_storage(kinds: _Commands) -> None:
+    parser = _add(kinds, "storage", "how fast pages come to storage and back", _STORAGE_HELP)
+    parser.add_argument("--directory", type=Path, metavar="DIR", help="an existing directory on the volume")
+    parser.add_argument("--bucket", metavar="NAME", help="an existing bucket")
+    parser.add_argument("--prefix", default="", metavar="PATH", help="where in the bucket (default: at its top)")
+    parser.add_argument("--endpoint", metavar="URL", help="of the bucket's server (default: the public one of AWS)")
+    parser.add_argument("--region", metavar="NAME", help="of the bucket (default: that of the environment)")
+    parser.add_argument("--path-style", action="store_true", help="the bucket has no host name of its own")
+    parser.add_argument("--threads", type=_positive, default=8, metavar="N", help="at the same time (default: 8)")
+    parser.add_argument("--rounds", type=_positive, default=5, metavar="N", help="turns of each way (default: 5)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.set_defaults(command=_bench_storage)
 
 
 def _port(text: str) -> int:
@@ -281,6 +308,27 @@ def _bench_gpu(arguments: argparse.Namespace) -> int:
     bench = GpuBench(LLAMA_8B, arguments.directory, arguments.prompt_tokens)
     tables = bench.run(lambda text: sys.stderr.write(f"{text} …\n"))
     sys.stdout.write(json.dumps(tables, indent=1) + "\n")
+    return 0
+
+
+def _bench_storage(arguments: argparse.Namespace) -> int:
+    from speccache_api.storage_target import BucketTarget
+    from speccache_runtime.bench.storage import run_storage_bench, to_json
+
+    target = None
+    if arguments.bucket is not None:
+        target = BucketTarget(
+            bucket=arguments.bucket,
+            prefix=arguments.prefix.strip("/"),
+            endpoint=arguments.endpoint,
+            region=arguments.region,
+            force_path_style=arguments.path_style,
+            credentials_secret=None,
+            ca_bundle_config_map=None,
+            service_account=None,
+        )
+    tables = run_storage_bench(arguments.directory, target, arguments.threads, arguments.rounds)
+    sys.stdout.write(to_json(tables) if arguments.json else "\n".join(table.to_text() for table in tables))
     return 0
 
 

@@ -3,9 +3,11 @@
 import ast
 import re
 import shlex
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -47,6 +49,24 @@ def test_the_commands_of_the_page_parse() -> None:
     assert len(commands) >= 3
     for command in commands:
         parser().parse_args(shlex.split(command))
+
+
+def test_an_s3_server_in_the_foreground_ends_with_its_caller(s3_program: Path, tmp_path: Path) -> None:
+    arguments = ["s3", "--directory", str(tmp_path / "s3"), "--bucket", "pages"]
+    command = [sys.executable, "-m", "speccache_tools.cluster", *arguments]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        lines = [server.stdout.readline() for _ in range(4)]
+        exported = dict(line.removeprefix("export ").strip().split("=", 1) for line in lines)
+        address = urlsplit(exported["AWS_ENDPOINT_URL_S3"])
+        assert {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"} < set(exported)
+        socket.create_connection((address.hostname, address.port), timeout=10).close()
+        assert (tmp_path / "s3" / "pages").is_dir()
+        server.stdin.close()
+        assert server.wait(timeout=20) == 0
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((address.hostname, address.port), timeout=10)
 
 
 def test_the_example_of_the_stage_uses_what_exists() -> None:

@@ -16,6 +16,8 @@ from speccache_runtime.cache.layout import HostRecord, Layout
 from speccache_runtime.errors import ConfigError
 from speccache_runtime.tensors import TORCH_DTYPES
 
+_BLOCK = 4096
+
 
 @dataclass(frozen=True)
 class PoolShape:
@@ -75,7 +77,11 @@ class HostArena:
     def __init__(self, record: HostRecord, num_pages: int, *, pinned: bool) -> None:
         self.record = record
         self.num_pages = num_pages
-        self.rows = torch.zeros((num_pages, record.page_bytes), dtype=torch.uint8)
+        # At the start of a block, so that halves whose sizes are whole blocks come from files directly.
+        whole = torch.zeros(num_pages * record.page_bytes + _BLOCK, dtype=torch.uint8)
+        self.rows = whole[-whole.data_ptr() % _BLOCK :][: num_pages * record.page_bytes].view(
+            num_pages, record.page_bytes
+        )
         self._pinned = pinned and self.rows.nbytes > 0
         if self._pinned:
             _check(torch.cuda.cudart().cudaHostRegister(self.rows.data_ptr(), self.rows.nbytes, 0), self.rows.nbytes)

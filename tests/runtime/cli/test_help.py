@@ -9,7 +9,7 @@ from importlib import metadata
 import pytest
 
 
-@pytest.mark.parametrize("command", [[], ["serve"], ["inspect"], ["bench", "restart"]])
+@pytest.mark.parametrize("command", [[], ["serve"], ["inspect"], ["bench", "restart"], ["bench", "storage"]])
 def test_help_has_examples(run_cli, command):
     """Each command shows itself in use."""
     answer = run_cli(*command, "--help")

@@ -1,8 +1,8 @@
 """Tests of the storage tier (L3): objects, backends, pairs.
 
-In: bytes on real directories and small real file systems, real killed processes, and one test backend that lies on
-purpose. Out: who asks for which page when (cache/), the S3 backend (does not exist yet), slow storage (deadlines belong
-to the caller). Tests that mount something need root; elsewhere they are skipped and say so.
+In: bytes on real directories, small real file systems and a real S3 server, real killed processes, and test backends
+that lie or keep all in memory. Out: who asks for which page when (cache/), slow storage (deadlines belong to the
+caller). Tests that mount something need root; elsewhere they are skipped and say so.
 """
 
 import contextlib

@@ -4,7 +4,8 @@ up          build what is missing, start what does not run, load the images, pri
 down        stop it and leave nothing behind (built programs and images stay, outside the repository)
 status      say what runs; exit code 1 when the cluster is not whole
 api         etcd and the API server alone, in the foreground, beside anything else; ends with its caller
-programs    only build (`--api`: only what `api` needs; `--helm`: only helm)
+s3          an S3 server over a directory, likewise
+programs    only build (`--api`: only what `api` needs; `--helm`, `--s3`: only helm, only the S3 server)
 images      build the project's images from the Dockerfile, load them when the cluster is up
 """
 
@@ -17,8 +18,9 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-from speccache_tools.cluster import api_only, binaries, images, startup, state, teardown
+from speccache_tools.cluster import api_only, binaries, images, s3_server, startup, state, teardown
 from speccache_tools.cluster.containerd import ImageError
 from speccache_tools.cluster.network import FenceError
 from speccache_tools.cluster.process import StartError
@@ -74,10 +76,15 @@ def parser() -> argparse.ArgumentParser:
     commands.add_parser("down")
     commands.add_parser("status")
     commands.add_parser("api")
+    s3 = commands.add_parser("s3")
+    s3.add_argument("--directory", type=Path, required=True, help="made if it is missing; a folder in it is a bucket")
+    s3.add_argument("--bucket", action="append", default=[], help="make this bucket; repeatable")
+    s3.add_argument("--port", type=int, help="default: a free one")
     commands.add_parser("images")
     programs = commands.add_parser("programs")
     programs.add_argument("--api", action="store_true")
     programs.add_argument("--helm", action="store_true")
+    programs.add_argument("--s3", action="store_true")
     return made
 
 
@@ -100,8 +107,12 @@ def run(chosen: argparse.Namespace) -> int:
         case "api":
             binaries.build(binaries.API_PROGRAMS, say)
             api_only.run("export KUBECONFIG={kubeconfig}")
+        case "s3":
+            binaries.build((binaries.VERSITYGW,), say)
+            s3_server.run(chosen.directory, chosen.bucket, chosen.port)
         case "programs":
-            only = (binaries.API_PROGRAMS if chosen.api else ()) + ((binaries.HELM,) if chosen.helm else ())
+            asked = {binaries.API_PROGRAMS: chosen.api, (binaries.HELM,): chosen.helm, (binaries.VERSITYGW,): chosen.s3}
+            only = tuple(program for programs, wanted in asked.items() if wanted for program in programs)
             binaries.build(only or binaries.ALL_PROGRAMS, say)
     return 0
 

@@ -5,35 +5,27 @@ It ends with its caller: on SIGINT, on SIGTERM, or when the pipe that is its sta
 outright, the kernel kills both programs too, and only the folder is left, in the system's place for temporary files.
 """
 
-import os
 import shutil
-import signal
-import socket
-import stat
 import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
 
 from speccache_tools.cluster import control_plane, credentials
 from speccache_tools.cluster.control_plane import Endpoints
-from speccache_tools.cluster.process import StartError, until
+from speccache_tools.cluster.process import StartError, free_ports, told_to_end, until
 from speccache_tools.cluster.settings import environment
 
 
 def run(announce: str) -> None:
     """Serves until told to end. Prints `announce` with `{kubeconfig}` filled in as soon as requests are answered."""
-    stopping = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
+    stopping = told_to_end()
     folder = Path(tempfile.mkdtemp(prefix="speccache-api-"))
     programs: list[subprocess.Popen[bytes]] = []
     try:
         _start(folder, programs)
         sys.stdout.write(announce.format(kubeconfig=folder / "credentials" / "admin.kubeconfig") + "\n")
         sys.stdout.flush()
-        threading.Thread(target=_watch_input, args=(stopping,), daemon=True).start()
         until(lambda: stopping.is_set() or any(program.poll() is not None for program in programs), seconds=1e9)
         if not stopping.is_set():
             raise StartError("etcd or the API server ended; end of the log:\n" + _log_end(folder))
@@ -45,7 +37,7 @@ def run(announce: str) -> None:
 
 
 def _start(folder: Path, programs: list[subprocess.Popen[bytes]]) -> None:
-    apiserver, etcd_client, etcd_peer = _free_ports(3)
+    apiserver, etcd_client, etcd_peer = free_ports(3)
     endpoints = Endpoints("127.0.0.1", apiserver, etcd_client, etcd_peer)
     secrets = folder / "credentials"
     credentials.create(secrets, endpoints.server)
@@ -58,22 +50,6 @@ def _start(folder: Path, programs: list[subprocess.Popen[bytes]]) -> None:
             programs.append(subprocess.Popen(child, stdout=log, stderr=log, env=environment(), start_new_session=True))
     if not until(lambda: control_plane.ready(secrets) or programs[1].poll() is not None, seconds=120):
         raise StartError("the API server is not ready in time; end of the log:\n" + _log_end(folder))
-
-
-def _watch_input(stopping: threading.Event) -> None:
-    if not stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
-        return  # a terminal, or nothing at all: only a pipe's end says that the caller is gone
-    while os.read(sys.stdin.fileno(), 4096):
-        pass
-    stopping.set()
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports: list[int] = [held.getsockname()[1] for held in sockets]
-    for held in sockets:
-        held.close()
-    return ports
 
 
 def _log_end(folder: Path) -> str:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from speccache_tools.cluster.settings import CACHE, ETCD_VERSION, HELM_VERSION, KUBERNETES_VERSION
+from speccache_tools.cluster.settings import CACHE, ETCD_VERSION, HELM_VERSION, KUBERNETES_VERSION, VERSITYGW_VERSION
 
 
 class BuildError(Exception):
@@ -54,10 +54,17 @@ SCHEDULER = _kubernetes("kube-scheduler")
 KUBELET = _kubernetes("kubelet")
 PROXY = _kubernetes("kube-proxy")
 HELM = Program("helm", "helm", "helm.sh/helm/v3", HELM_VERSION, "helm.sh/helm/v3/cmd/helm")
+VERSITYGW = Program(
+    "versitygw",
+    "versitygw",
+    "github.com/versity/versitygw",
+    VERSITYGW_VERSION,
+    "github.com/versity/versitygw/cmd/versitygw",
+)
 
 # No DNS server: nothing of ours resolves a cluster name (clients use the API server's or a pod's address).
 API_PROGRAMS = (ETCD, APISERVER, KUBECTL)
-ALL_PROGRAMS = (*API_PROGRAMS, CONTROLLER_MANAGER, SCHEDULER, KUBELET, PROXY, HELM)
+ALL_PROGRAMS = (*API_PROGRAMS, CONTROLLER_MANAGER, SCHEDULER, KUBELET, PROXY, HELM, VERSITYGW)
 
 _HINT = {"kube-apiserver": " (the longest: 5 to 10 minutes; the next ones share most of its packages)"}
 

@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 from speccache_tools.cluster import binaries, oci
-from speccache_tools.cluster.settings import CACHE, PAUSE_IMAGE, RUN
+from speccache_tools.cluster.settings import CACHE, PAUSE_IMAGE, RUN, S3_IMAGE
 
 SOCKET = RUN / "containerd.sock"
 
@@ -61,6 +61,11 @@ def put_pause_image() -> None:
     if not program.exists() or program.stat().st_mtime < source.stat().st_mtime:
         binaries.build_file(source, program)
     put(oci.single_file("pause", program.read_bytes()), PAUSE_IMAGE)
+
+
+def put_s3_image() -> None:
+    """An S3 server for pods: the program that is built from its Go module, and no other file."""
+    put(oci.single_file(binaries.VERSITYGW.name, binaries.VERSITYGW.path.read_bytes()), S3_IMAGE)
 
 
 def forget_replaced_images() -> None:

@@ -6,7 +6,11 @@ only a process with both is ours. Nothing is ever found or stopped by its name.
 
 import os
 import signal
+import socket
+import stat
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -97,6 +101,32 @@ def until(test: Callable[[], bool], *, seconds: float, pause: float = 0.05) -> b
             return False
         time.sleep(pause)
     return True
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback device that nobody listens on now, each another one."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports: list[int] = [held.getsockname()[1] for held in sockets]
+    for held in sockets:
+        held.close()
+    return ports
+
+
+def told_to_end() -> threading.Event:
+    """For a command in the foreground: set on SIGINT, on SIGTERM, or when the pipe that is standard input closes."""
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    threading.Thread(target=_watch_input, args=(stopping,), daemon=True).start()
+    return stopping
+
+
+def _watch_input(stopping: threading.Event) -> None:
+    if not stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
+        return  # a terminal, or nothing at all: only a pipe's end says that the caller is gone
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    stopping.set()
 
 
 def _signal(pid: int, number: int) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 KUBERNETES_VERSION = "v1.35.4"
 ETCD_VERSION = "v3.6.8"
 HELM_VERSION = "v3.21.4"
+VERSITYGW_VERSION = "v1.8.0"
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -39,6 +40,8 @@ CONTEXT = "speccache-test"
 
 STORAGE_CLASS = "speccache-local"
 PAUSE_IMAGE = "speccache.test/pause:1"
+S3_IMAGE = f"speccache.test/versitygw:{VERSITYGW_VERSION}"
+"""An S3 server and nothing else: its arguments are versitygw's."""
 
 
 def environment() -> dict[str, str]:

@@ -9,7 +9,7 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
-from speccache_api.storage_target import StorageTarget, VolumeTarget
+from speccache_api.storage_target import BucketTarget, StorageTarget, VolumeTarget
 from speccache_runtime.cache.storage.base import Backend, BackendError
 from speccache_runtime.errors import StorageError
 
@@ -30,7 +30,13 @@ def _file(target: VolumeTarget) -> Backend:
     return FileBackend(Path(target.path))
 
 
-BACKENDS: dict[type, Callable[[Any], Backend]] = {VolumeTarget: _file}
+def _bucket(target: BucketTarget) -> Backend:
+    from speccache_runtime.cache.storage.s3 import S3Backend
+
+    return S3Backend(target)
+
+
+BACKENDS: dict[type, Callable[[Any], Backend]] = {VolumeTarget: _file, BucketTarget: _bucket}
 """How the backend of each kind of target is made."""
 
 
