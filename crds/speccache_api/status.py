@@ -129,7 +129,7 @@ def summary(resource: SpecCacheDeployment) -> dict[str, str]:
         result["draft"] = spec.algorithm
     target = resolve(resource)
     if target is not None:
-        result["storage"] = (target.claim or target.path) if isinstance(target, VolumeTarget) else target.place
+        result["storage"] = (target.claim or target.path) if isinstance(target, VolumeTarget) else target.url
     return result
 
 

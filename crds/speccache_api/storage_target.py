@@ -33,8 +33,8 @@ class VolumeTarget(_Target):
 
     @property
     def place(self) -> str:
-        """What people call it."""
-        return self.path if self.claim is None else f"claim {self.claim}"
+        """In the words of messages."""
+        return f"storage path {self.path}"
 
 
 class BucketTarget(_Target):
@@ -59,7 +59,12 @@ class BucketTarget(_Target):
 
     @property
     def place(self) -> str:
-        """What people call it: `s3://BUCKET/PREFIX`."""
+        """In the words of messages."""
+        return f"bucket {self.bucket}" + (f" at {self.endpoint}" if self.endpoint else "")
+
+    @property
+    def url(self) -> str:
+        """In short: `s3://BUCKET/PREFIX`."""
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
 

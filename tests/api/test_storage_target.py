@@ -38,7 +38,7 @@ def test_without_a_storage_tier() -> None:
 def test_a_claim_is_created_or_named(claim: dict[str, Any], name: str) -> None:
     target = resolve(_resource({"persistentVolumeClaim": claim}))
     assert target == VolumeTarget(claim=name, path=names.STORAGE_PATH)
-    assert target.place == f"claim {name}"
+    assert target.place == f"storage path {names.STORAGE_PATH}"
 
 
 def test_a_bucket_has_all_that_is_said_of_it() -> None:
@@ -61,12 +61,17 @@ def test_a_bucket_has_all_that_is_said_of_it() -> None:
         ca_bundle_config_map="authorities",
         service_account="pages",
     )
-    assert target.place == "s3://pages/team/chat"
+    assert (target.url, target.place) == ("s3://pages/team/chat", "bucket pages at https://minio:9000")
 
 
 def test_what_is_not_said_is_left_to_the_client_library() -> None:
     target = _bucket()
-    assert (target.prefix, target.force_path_style, target.place) == ("", False, "s3://pages")
+    assert (target.prefix, target.force_path_style, target.url, target.place) == (
+        "",
+        False,
+        "s3://pages",
+        "bucket pages",
+    )
     assert {target.endpoint, target.region, target.credentials_secret, target.service_account} == {None}
 
 

@@ -287,7 +287,7 @@ def test_what_is_to_be_removed_is_recorded_before_the_first_pod(raw: Any, plan: 
     assert record["metadata"]["labels"][names.LABEL_RESOURCE_UID] == "u-1"
     found = storage_removal.Removal.of(record)
     assert found is not None
-    assert (found.target.place, found.fingerprint) == ("s3://pages/chat", made.facts["fingerprint"])
+    assert (found.target.url, found.fingerprint) == ("s3://pages/chat", made.facts["fingerprint"])
 
 
 def test_what_is_retained_is_not_recorded(raw: Any, plan: Any, checked: Any) -> None:

@@ -91,4 +91,4 @@ def _failure(record: Object, removal: Removal, attempts: int, pods: tuple[Object
 
 
 def _place(removal: Removal) -> str:
-    return f"{removal.target.place} below fingerprint {removal.fingerprint}"
+    return f"{removal.target.url} below fingerprint {removal.fingerprint}"

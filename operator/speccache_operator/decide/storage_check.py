@@ -68,15 +68,15 @@ def look(
 
 def _condition(found: inquiry.Found[Literal[True]], target: BucketTarget, name: str) -> Condition:
     if found.answer:
-        text = f"{target.place} could be listed, written, read and deleted from when it was checked"
+        text = f"{target.url} could be listed, written, read and deleted from when it was checked"
         return Condition(STORAGE_READY, "True", Reason.BUCKET_READY, text)
     if found.failed is not None:
         reason, said = _told(found.failed)
-        text = f"{target.place} cannot be used: {said}. It is tried again by itself; at once when Job {name} is deleted"
+        text = f"{target.url} cannot be used: {said}. It is tried again by itself; at once when Job {name} is deleted"
         return Condition(STORAGE_READY, "False", reason, text)
     if found.trouble is not None:
         return Condition(STORAGE_READY, "False", found.trouble.reason, f"storage check: {found.trouble.message}")
-    text = f"Job {name} is trying {target.place}" if found.begun else f"Job {name} will try {target.place}"
+    text = f"Job {name} is trying {target.url}" if found.begun else f"Job {name} will try {target.url}"
     return Condition(STORAGE_READY, "Unknown", Reason.STORAGE_CHECK_RUNNING, text)
 
 

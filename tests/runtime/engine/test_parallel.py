@@ -24,6 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from speccache_api.storage_target import VolumeTarget
 from speccache_runtime.cache.keys import KeyChain
 from speccache_runtime.cache.storage.outcome import Outcome
 from speccache_runtime.cache.storage.store import PairRead, PairWrite, Run
@@ -82,7 +83,7 @@ def settings(pair: Any, folder: Path | None, tensor: int = 2, **changes: Any) ->
         device_pages=64,
         device_memory_fraction=None,
         host_pages=64,
-        storage=StorageConfig(folder, "Recompute") if folder else None,
+        storage=StorageConfig(VolumeTarget(claim=None, path=str(folder)), "Recompute") if folder else None,
         target_geometry=pair.target.facts.geometry,
         draft_geometry=pair.head.facts.geometry,
         request_timeout=PATIENCE_S,
@@ -332,6 +333,7 @@ def test_a_rank_that_cannot_start_stops_the_start_with_its_words(pair: Any, tmp_
 
 RANK_ZERO = """
 import sys, time
+from speccache_api.storage_target import VolumeTarget
 from speccache_runtime.config import EngineConfig
 from speccache_runtime.engine.build import build_engine
 from speccache_runtime.metrics import Metrics

@@ -14,6 +14,7 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from speccache_api.geometry import KVGeometry
+from speccache_api.storage_target import VolumeTarget
 from speccache_runtime.cache import paired
 from speccache_runtime.cache.storage.file import FileBackend
 from speccache_runtime.config import EngineConfig, StorageConfig
@@ -78,7 +79,7 @@ def config(pair: Any, tmp_path: Path) -> EngineConfig:
         device_pages=40,
         device_memory_fraction=None,
         host_pages=64,
-        storage=StorageConfig(storage, "Recompute"),
+        storage=StorageConfig(VolumeTarget(claim=None, path=str(storage)), "Recompute"),
         target_geometry=pair.target.facts.geometry,
         draft_geometry=pair.head.facts.geometry,
         request_timeout=PATIENCE_S,
@@ -473,7 +474,11 @@ def test_a_storm_of_submits_and_aborts_leaves_nothing_behind(start: Start, tools
         ),
         ({"target_geometry": SAME_SIZE}, ModelError, r"3 layers of k 2x8 \+ v 2x8, not 3 layers of k 4x4 \+ v 4x4"),
         ({"draft_geometry": OTHER}, ModelError, "the draft model's pages take"),
-        ({"storage": StorageConfig(Path("/nowhere"), "Recompute")}, StorageError, "/nowhere does not exist"),
+        (
+            {"storage": StorageConfig(VolumeTarget(claim=None, path="/nowhere"), "Recompute")},
+            StorageError,
+            "/nowhere does not exist",
+        ),
         ({"device": "cuda", "kv_dtype": "bfloat16"}, ConfigError, "nvidia.com/gpu"),
     ],
 )
