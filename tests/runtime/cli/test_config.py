@@ -61,7 +61,7 @@ def test_builtin_pair(resource, packaged):
         device_pages=63,
         device_memory_fraction=None,
         host_pages=125,
-        storage=StorageConfig(VolumeTarget(claim="chat-kv", path="/var/lib/speccache/storage"), "Degrade"),
+        storage=StorageConfig(VolumeTarget(claim="kv", path="/var/lib/speccache/storage"), "Degrade"),
         target_geometry=KVGeometry.heads(6, 2, 64),
         draft_geometry=KVGeometry.heads(1, 2, 64),
         request_timeout=30.0,

@@ -60,9 +60,15 @@ Start = Callable[..., EngineService]
 
 
 @pytest.fixture
-def config(pair: Any, tmp_path: Path) -> EngineConfig:
-    storage = tmp_path / "storage"
-    storage.mkdir()
+def storage(tmp_path: Path) -> Path:
+    """The directory of the storage tier."""
+    folder = tmp_path / "storage"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def config(pair: Any, storage: Path) -> EngineConfig:
     return EngineConfig(
         name="test",
         namespace="default",
@@ -312,7 +318,7 @@ def test_a_failure_ends_everybody_with_an_error_and_stays_visible(
 
 
 def test_a_drain_refuses_new_requests_and_finishes_and_stores_the_running_ones(
-    start: Start, config: EngineConfig, pair: Any, tools: SimpleNamespace
+    start: Start, storage: Path, pair: Any, tools: SimpleNamespace
 ) -> None:
     service = start()
     go_on = hold(service)
@@ -330,8 +336,7 @@ def test_a_drain_refuses_new_requests_and_finishes_and_stores_the_running_ones(
     for n, client in enumerate(clients):
         assert client.wait().finish is Finish.LENGTH
         assert client.tokens == pair.greedy(text[n:], 20)
-    assert config.storage is not None
-    targets, drafts = (tools.stored(config.storage.path, half) for half in "td")
+    targets, drafts = (tools.stored(storage, half) for half in "td")
     assert len(targets) == len(drafts) >= 6 * 5
     service.drain(PATIENCE_S, PATIENCE_S)  # once more is harmless
 
@@ -370,11 +375,10 @@ def test_a_flush_that_takes_too_long_is_given_up(
 
 
 def test_a_drain_tries_again_while_storage_fails(
-    start: Start, config: EngineConfig, caplog: pytest.LogCaptureFixture, tools: SimpleNamespace
+    start: Start, storage: Path, caplog: pytest.LogCaptureFixture, tools: SimpleNamespace
 ) -> None:
     """The breaker is open when the drain begins, and the volume is well again a moment later."""
-    assert config.storage is not None
-    root = config.storage.path
+    root = storage
     service = start()
     gone = root.rename(root.with_name("gone"))
     submit(service, "r", tools.random_tokens(41, seed=3), 2).wait()
@@ -391,7 +395,7 @@ def test_a_drain_tries_again_while_storage_fails(
 
 def test_reads_that_hang_hold_up_neither_requests_nor_the_flush(
     start: Start,
-    config: EngineConfig,
+    storage: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
     tools: SimpleNamespace,
@@ -408,8 +412,7 @@ def test_reads_that_hang_hold_up_neither_requests_nor_the_flush(
         last = submit(second, f"r{n}", [*text[:24], n, *text[25:]], 2).wait()
         assert last.finish is Finish.LENGTH
     second.drain(PATIENCE_S, PATIENCE_S)
-    assert config.storage is not None
-    assert len(tools.stored(config.storage.path, "t")) == 5 + 3 * 2
+    assert len(tools.stored(storage, "t")) == 5 + 3 * 2
     assert "not written" not in caplog.text
     go_on.set()
 
