@@ -43,6 +43,8 @@ examples:
       the built-in model; its storage tier lies under ~/.cache/speccache/serve/NAMESPACE/NAME
   speccache-runtime serve -f chat.yaml --claim models=/data/models --storage-dir /data/kv --port 9000
       a resource whose model is pvc://models/...: /data/models stands for the claim
+  AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=... speccache-runtime serve -f samples/tiny-s3.yaml
+      a resource whose storage tier is a bucket: its Secret is in a cluster, so the environment has the keys
   speccache-runtime serve --wire /etc/speccache/wire.json
       what a pod runs: the document that the operator has written
 """

@@ -114,6 +114,7 @@ def plan_locally(resource: SpecCacheDeployment, options: LocalOptions) -> LocalP
         draft_path=draft,
         host=options.host,
         port=options.port,
+        admin=None,  # its token is in a Secret of the cluster
     )
     return LocalPlan(_with_storage(config, options.storage_dir), memory)
 

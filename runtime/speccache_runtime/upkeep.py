@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
 
 from speccache_api import names
 from speccache_api.storage_target import BadStorageTarget, BucketTarget, StorageTarget, from_json
 from speccache_runtime.cache.storage.base import Backend, BackendError, ObjectName, check_digest
+from speccache_runtime.cache.storage.capacity.notes import LEASE, STATE, USAGE
+from speccache_runtime.cache.storage.codec import Half
 from speccache_runtime.cache.storage.registry import open_backend
 from speccache_runtime.errors import ConfigError, StorageError
 
@@ -39,23 +42,36 @@ def check(target: StorageTarget) -> tuple[bool, str]:
     return True, _answer(ok=True)
 
 
-def empty(target: StorageTarget, fingerprint: str, wanted: Callable[[ObjectName], bool] = lambda name: True) -> int:
-    """Remove all `wanted` objects below `fingerprint`; answers how many. Raises StorageError, ConfigError."""
+def empty(target: StorageTarget, fingerprint: str) -> int:
+    """Remove all that lies below `fingerprint`, pages and the pods' notes; answers how many objects. Raises
+    StorageError, ConfigError."""
+    with _opened(target, fingerprint) as backend:
+        removed = last = _remove_once(backend, fingerprint, lambda name: True)
+        for _ in range(_MORE_ROUNDS):
+            if last:
+                last = _remove_once(backend, fingerprint, lambda name: True)
+                removed += last
+        for kind in (USAGE, STATE, LEASE):
+            for note in backend.list_notes(fingerprint, kind):
+                backend.delete_note(note)
+        return removed
+
+
+def remove_drafts(target: StorageTarget, fingerprint: str) -> int:
+    """Remove all draft halves below `fingerprint`; answers how many. Raises as `empty` does."""
+    with _opened(target, fingerprint) as backend:
+        return _remove_once(backend, fingerprint, lambda name: name.half is Half.DRAFT)
+
+
+@contextmanager
+def _opened(target: StorageTarget, fingerprint: str) -> Iterator[Backend]:
     try:
         check_digest(fingerprint)
     except ValueError as error:
         raise ConfigError(f"--fingerprint: {error}") from error
     _check_files(target)
-    backend = open_backend(target)
-    try:
-        removed = last = _remove_once(backend, fingerprint, wanted)
-        for _ in range(_MORE_ROUNDS):
-            if last:
-                last = _remove_once(backend, fingerprint, wanted)
-                removed += last
-        return removed
-    finally:
-        backend.close()
+    with closing(open_backend(target)) as backend:
+        yield backend
 
 
 def _remove_once(backend: Backend, fingerprint: str, wanted: Callable[[ObjectName], bool]) -> int:

@@ -12,7 +12,7 @@ from speccache_operator.kinds import Object
 
 @dataclass(frozen=True, slots=True)
 class RuntimeImage:
-    """The image of served pods and inspection Jobs, and how to get it. `pull_secrets` are names of Secrets."""
+    """The image of served pods and of the Jobs beside them, and how to get it. `pull_secrets` are names of Secrets."""
 
     name: str
     pull_policy: str = "IfNotPresent"

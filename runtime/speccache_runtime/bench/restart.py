@@ -35,7 +35,6 @@ from speccache_runtime.bench.client import complete
 from speccache_runtime.bench.prompts import Prompt, load_prompts
 from speccache_runtime.bench.report import COLD, PLAIN, RESTORED, TITLES, WITHHELD, Report, Run
 from speccache_runtime.bench.server import BenchError, Server
-from speccache_runtime.cache.storage.codec import Half
 from speccache_runtime.errors import ConfigError
 from speccache_runtime.local import (
     local_bucket,
@@ -45,7 +44,7 @@ from speccache_runtime.local import (
     read_fingerprint,
     read_resource,
 )
-from speccache_runtime.upkeep import empty
+from speccache_runtime.upkeep import empty, remove_drafts
 
 VERSIONS_OF = ("speccache", "torch", "transformers")
 
@@ -160,7 +159,7 @@ def without_speculation(data: dict[str, Any]) -> dict[str, Any]:
 
 def withhold_drafts(target: StorageTarget, fingerprint: str) -> None:
     """Remove every draft object. Raises BenchError when there was none, StorageError."""
-    if not empty(target, fingerprint, lambda name: name.half is Half.DRAFT):
+    if not remove_drafts(target, fingerprint):
         raise BenchError(f"the cold run has left no draft objects in {target.place}")
 
 

@@ -67,6 +67,12 @@ def test_a_bucket_is_reached_by_the_environments_credentials(resource):
     assert (target.url, target.endpoint) == ("s3://pages/a", "https://m:1")
 
 
+def test_the_admin_port_is_the_clusters(resource):
+    """Its token is in a Secret, which is not here; a port without one would be open to everybody."""
+    resource["spec"]["admin"] = {"tokenSecret": {"name": "admin"}}
+    assert plan(resource).config.admin is None
+
+
 def test_a_directory_does_not_stand_for_a_bucket(resource, tmp_path):
     resource["spec"]["kvCache"]["storage"] = {"s3": BUCKET}
     with pytest.raises(ConfigError, match="--storage-dir: the resource keeps its pages in s3://pages/a"):

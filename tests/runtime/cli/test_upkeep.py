@@ -7,7 +7,8 @@ import json
 import pytest
 
 from speccache_api.storage_target import BucketTarget, VolumeTarget
-from speccache_runtime.cache.storage.base import ObjectName
+from speccache_runtime.cache.storage.base import NoteName, ObjectName
+from speccache_runtime.cache.storage.capacity.notes import LEASE
 from speccache_runtime.cache.storage.codec import HEADER_SIZE, Half
 from speccache_runtime.cache.storage.registry import open_backend
 
@@ -87,6 +88,9 @@ def test_emptying_removes_one_models_pages_and_nothing_else(run_cli, volume, tmp
     ]
     for name in names:
         backend.write(name, b"h" * HEADER_SIZE, memoryview(b"page"))
+    notes = [NoteName(fingerprint, LEASE, "1") for fingerprint in (FINGERPRINT, OTHER)]
+    for note in notes:
+        backend.write_note(note, b"held")
     message = tmp_path / "message"
     arguments = ("--target", volume.to_json(), "--fingerprint", FINGERPRINT, "--termination-message", message)
     for count in (12, 0):
@@ -94,6 +98,7 @@ def test_emptying_removes_one_models_pages_and_nothing_else(run_cli, volume, tmp
         assert (answer.returncode, answer.stdout) == (0, "")
         assert message.read_text() == f"removed {count} objects from {volume.place} below {FINGERPRINT}\n"
     left = [name for name, there in zip(names, backend.exists(names), strict=True) if there]
+    assert [backend.read_note(note) is not None for note in notes] == [False, True]
     backend.close()
     assert left == [name for name in names if name.fingerprint == OTHER]
 
