@@ -26,7 +26,7 @@ COLUMNS = (
     ("Draft", "string", ".status.draft", "Short name of the draft."),
     ("Replicas", "integer", ".status.replicas", "Pods that exist."),
     ("Memory", "string", ".status.memory.limit", "Memory limit of one replica."),
-    ("Storage", "string", ".status.storage", "Claim of the storage tier."),
+    ("Storage", "string", ".status.storage", "Where the storage tier is."),
     ("Age", "date", ".metadata.creationTimestamp", "Time since creation."),
 )
 """(name, type, JSON path, description) of what `kubectl get scd` prints, in this order."""
@@ -66,7 +66,10 @@ def root_schema() -> dict[str, Any]:
             "spec": structural_schema(Spec),
             "status": structural_schema(Status),
         },
-        "x-kubernetes-validations": [rule.schema() for rule in SpecCacheDeployment.RULES],
+        "x-kubernetes-validations": [
+            *(rule.schema() for rule in SpecCacheDeployment.RULES),
+            *(change.schema() for change in SpecCacheDeployment.TRANSITIONS),
+        ],
     }
 
 

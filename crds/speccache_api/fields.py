@@ -6,7 +6,10 @@ import ipaddress
 import re
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, WithJsonSchema
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+from pydantic_core.core_schema import no_info_before_validator_function
 
 from speccache_api.geometry import BUILTIN_NAMES
 from speccache_api.quantity import BYTES_PATTERN, format_bytes, parse_amount, parse_bytes
@@ -139,9 +142,60 @@ Cidr = Annotated[
 ]
 """A range of IP addresses."""
 
+
+class _Text:
+    """A text that must match `pattern`, with one message in both places. The message teaches and does not repeat what
+    was found: endpoints are pasted with passwords in them, and messages go into conditions and logs.
+    """
+
+    def __init__(self, pattern: str, wanted: str, *, longest: int) -> None:
+        self._pattern, self._wanted, self._longest = pattern, wanted, longest
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return no_info_before_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        rule = {"rule": f"self.matches(r'{self._pattern}')", "message": self._wanted}
+        return {"type": "string", "maxLength": self._longest, "x-kubernetes-validations": [rule]}
+
+    def _check(self, value: Any) -> str:
+        if not isinstance(value, str) or len(value) > self._longest or re.fullmatch(self._pattern, value) is None:
+            raise ValueError(self._wanted)
+        return value
+
+
+_NO_BUCKET = (
+    "a bucket's name has 3 to 63 characters: lower-case letters, digits, - and single dots, with a letter or digit at"
+    " both ends, and is no IP address; give the name alone, without s3:// or a path"
+)
+_BUCKET_PART = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
+_PORT = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+
 LabelValue = Annotated[str, Field(max_length=63, pattern=LABEL_VALUE_PATTERN)]
 ModelUri = Annotated[str, Field(max_length=512, pattern=MODEL_URI_PATTERN)]
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=OBJECT_NAME_PATTERN)]
 ServedName = Annotated[str, Field(min_length=1, max_length=128, pattern=SERVED_NAME_PATTERN)]
 Fraction = Annotated[str, Field(max_length=6, pattern=r"^0\.[0-9]{1,4}$")]
 Ratio = Annotated[str, Field(max_length=7, pattern=r"^[0-9]{1,3}(\.[0-9]{1,3})?$")]
+BucketName = Annotated[str, _Text(r"^[a-z0-9][-.a-z0-9]{1,61}[a-z0-9]$", _NO_BUCKET, longest=63)]
+BucketPrefix = Annotated[
+    str,
+    _Text(
+        rf"^({_BUCKET_PART}(/{_BUCKET_PART})*)?$",
+        "give path parts joined by single slashes, with none at either end, such as team/chat; a part has letters,"
+        " digits, _, - and ., and does not begin with - or .",
+        longest=128,
+    ),
+]
+Endpoint = Annotated[
+    str,
+    _Text(
+        rf"^https?://({_SUBDOMAIN}|\[[0-9A-Fa-f:]{{2,39}}\])(:{_PORT})?$",
+        "give https://HOST or http://HOST, with :PORT if need be and nothing else: credentials belong into"
+        " credentialsSecret, the path into bucket and prefix",
+        longest=300,
+    ),
+]
+Region = Annotated[
+    str, _Text(r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$", "give the region's name, such as eu-central-1", longest=63)
+]

@@ -2,7 +2,7 @@
 
 The operator writes these into objects, the runtime and the tests read them back. A name that is typed twice will differ
 one day, so it is typed here. All functions take the resource's `metadata.name`; `MAX_NAME_LENGTH` leaves room for the
-longest of the names made from it (pods of the inspection Job) inside the 63 characters of a label value.
+longest of the names made from it (pods of Jobs) inside the 63 characters of a label value.
 """
 
 from __future__ import annotations
@@ -28,15 +28,24 @@ MANAGED_BY = "speccache"
 COMPONENT_SERVER = "server"
 COMPONENT_INSPECTION = "inspection"
 COMPONENT_STORAGE = "storage"
+COMPONENT_STORAGE_CHECK = "storage-check"
+COMPONENT_STORAGE_REMOVAL = "storage-removal"
 
 LABEL_RESOURCE_UID = f"{API_GROUP}/resource-uid"
-"""On served pods: the uid of their resource. A deleted resource's pods share every other label with its successor's."""
+"""On served pods, and on records of what is to be removed from a bucket: the uid of their resource. What a deleted
+resource leaves behind shares every other label with what its successor has.
+"""
 
 ANNOTATION_WIRE_HASH = f"{API_GROUP}/wire-hash"
+
+CLAIM_CANNOT_GROW = "ClaimCannotGrow"
+"""The reason of StorageReady with which the API server lets a claim's size be taken back."""
 
 CONTAINER_NAME = "runtime"
 HTTP_PORT = 8000
 HTTP_PORT_NAME = "http"
+ADMIN_PORT = 8081
+ADMIN_PORT_NAME = "admin"
 GPU_RESOURCE = "nvidia.com/gpu"
 
 WIRE_KEY = "wire.json"
@@ -48,6 +57,7 @@ S3_CREDENTIALS_PATH = "/var/run/speccache/s3"
 """Folder whose files are the keys of the credentials' Secret: AWS_ACCESS_KEY_ID and so on."""
 S3_CA_BUNDLE_PATH = "/var/run/speccache/s3-ca"
 CA_BUNDLE_KEY = "ca.crt"
+ADMIN_TOKEN_PATH = "/var/run/speccache/admin/token"
 SCRATCH_PATH = "/tmp"
 
 MAX_NAME_LENGTH = 40
@@ -76,7 +86,7 @@ def config_map_name(name: str) -> str:
 
 
 def service_account_name(name: str) -> str:
-    """The ServiceAccount of the served pods and of the inspection Job; it is given no rights.
+    """The ServiceAccount of the served pods and of the Jobs beside them; it is given no rights.
 
     Not the bare name: every namespace has an account `default`, some have others, and a resource may be called so.
     """
@@ -103,6 +113,18 @@ def inspection_job_name(name: str, digest: str) -> str:
     on: other models or another image make another Job, and the same ones find the finished one.
     """
     return f"{name}-inspect-{digest[:8]}"
+
+
+def storage_check_name(name: str, digest: str) -> str:
+    """The Job that tries the bucket, and the record of its answer. `digest` as for an inspection."""
+    return f"{name}-storage-{digest[:8]}"
+
+
+def storage_removal_name(name: str, digest: str) -> str:
+    """The record of what is to be removed from a bucket once the resource is gone, and the Job that does it. `digest`
+    covers the resource's uid: its successor of the same name has another record.
+    """
+    return f"{name}-remove-{digest[:8]}"
 
 
 def selector_labels(name: str, component: str = COMPONENT_SERVER) -> dict[str, str]:

@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from speccache_api import names
-from speccache_api.rules import Rule, broken_rules
+from speccache_api.rules import Rule, Transition, broken_rules
 from speccache_api.spec import Spec
 
 __all__ = ["InvalidResource", "Metadata", "Spec", "SpecCacheDeployment"]
@@ -25,6 +25,15 @@ _NAME_MESSAGE = (
     f"metadata.name must start with a letter, use only a-z, 0-9 and -, and have at most {names.MAX_NAME_LENGTH}"
     " characters: Services and pods are named after it"
 )
+
+
+_CLAIM_SIZE = "spec.kvCache.storage.persistentVolumeClaim.size"
+
+
+def _has(path: str, root: str) -> str:
+    """CEL: true when the optional fields of `path` are all there; `spec.kvCache` always is."""
+    parts = path.split(".")
+    return " && ".join(f"has({'.'.join([root, *parts[:end]])})" for end in range(3, len(parts) + 1))
 
 
 class InvalidResource(ValueError):
@@ -73,6 +82,17 @@ class SpecCacheDeployment(BaseModel):
             check=lambda r: not r.metadata.name.endswith(names.HEADLESS_SUFFIX),
         ),
     )
+    TRANSITIONS: ClassVar[tuple[Transition, ...]] = (
+        Transition(
+            cel=f"!({_has(_CLAIM_SIZE, 'self')}) || !({_has(_CLAIM_SIZE, 'oldSelf')})"
+            f" || quantity(string(self.{_CLAIM_SIZE})).compareTo(quantity(string(oldSelf.{_CLAIM_SIZE}))) >= 0"
+            " || (has(self.status) && has(self.status.conditions)"
+            f" && self.status.conditions.exists(c, c.reason == '{names.CLAIM_CANNOT_GROW}'))",
+            message="a claim can grow and never shrink; create another SpecCacheDeployment with a smaller claim",
+            at=f".{_CLAIM_SIZE}",
+        ),
+    )
+    """A size that the claim could not grow to may be taken back, which only the status tells."""
 
     @classmethod
     def parse(cls, obj: dict[str, Any]) -> SpecCacheDeployment:
@@ -126,12 +146,6 @@ class SpecCacheDeployment(BaseModel):
     def served_name(self) -> str:
         """The model's name for clients, with the default filled in."""
         return self.spec.model.served_name or self.name
-
-    @property
-    def storage_claim(self) -> str | None:
-        """Name of the claim of the storage tier, be it named or created; None without a storage tier."""
-        storage = self.spec.kv_cache.storage
-        return None if storage is None else storage.persistent_volume_claim.claim_name or names.claim_name(self.name)
 
 
 _NULL = "has no value (null); give one, or remove the field"

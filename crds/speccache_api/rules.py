@@ -49,14 +49,16 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """A rule about a change: `cel` compares `self` with `oldSelf`. Only the API server sees both."""
+    """A rule about a change: `cel` compares `self` with `oldSelf`. Only the API server sees both. `at` as in a Rule."""
 
     cel: str
     message: str
+    at: str = ""
 
     def schema(self) -> dict[str, Any]:
         """The entry of `x-kubernetes-validations`."""
-        return {"rule": self.cel, "message": self.message}
+        entry = {"rule": self.cel, "message": self.message}
+        return {**entry, "fieldPath": self.at} if self.at else entry
 
 
 def exactly_one(*names: str) -> Rule:

@@ -125,8 +125,8 @@ def known_inspection(spec: Spec) -> Inspection | None:
 def size_memory(spec: Spec, inspection: Inspection) -> MemoryPlan:
     """The memory of one replica, all its ranks together. A geometry declared in `spec` stands above the inspected one.
 
-    Raises SizingError when a tier is smaller than one page pair, when the inspection lacks the draft, or when a model
-    cannot be shared by so many ranks.
+    Raises SizingError when a tier (of storage: its capacity) is smaller than one page pair, when the inspection lacks
+    the draft, or when a model cannot be shared by so many ranks.
     """
     ranks = spec.parallelism.tensor
     target = _facts(inspection.target, spec.model.kv_geometry)
@@ -140,6 +140,7 @@ def size_memory(spec: Spec, inspection: Inspection) -> MemoryPlan:
     device_pair = page_size * sum(ranks * m.geometry.for_rank(ranks).bytes_per_token(dtype) for m in models)
     device_pages = _device_pages(spec, device_pair)
     host_pages = _host_pages(spec, page_size * (target_token + draft_token), device_pages)
+    _check_capacity(spec, page_size * (target_token + draft_token))
     weights = WEIGHT_BYTES_CPU * sum(m.parameters for m in models)
     return MemoryPlan(
         target=target.geometry,
@@ -228,6 +229,12 @@ def _host_pages(spec: Spec, pair: int, device_pages: int | None) -> int:
         ratio = Fraction(tier.ratio)
         return -(-device_pages * ratio.numerator // ratio.denominator)
     return _pages_of_size(tier.size or 0, pair, "spec.kvCache.host.size")
+
+
+def _check_capacity(spec: Spec, pair: int) -> None:
+    storage = spec.kv_cache.storage
+    if storage is not None and storage.capacity is not None:
+        _pages_of_size(storage.capacity, pair, "spec.kvCache.storage.capacity")
 
 
 def _whole_pages(tokens: int, page_size: int) -> int:

@@ -14,7 +14,7 @@ from speccache_api.quantity import parse_amount
 from speccache_api.rules import Rule, SpecModel
 from speccache_api.spec_cache import KVCache
 from speccache_api.spec_model import DeclaredGeometry, DraftModel, Model, Speculative
-from speccache_api.spec_policies import NetworkPolicy, PodDisruptionBudget
+from speccache_api.spec_policies import Admin, NetworkPolicy, PodDisruptionBudget
 from speccache_api.uris import builtin_name
 
 Device = Literal["cpu", "cuda"]
@@ -119,6 +119,7 @@ class Resources(SpecModel):
 
 _HAS_GPU = f"(has(self.resources) && has(self.resources.limits) && '{GPU_RESOURCE}' in self.resources.limits)"
 _LIMITED_GPUS = f"string(self.resources.limits['{GPU_RESOURCE}'])"
+_BUCKET = "(has(self.kvCache.storage) && has(self.kvCache.storage.s3))"
 _DRAFT = "has(self.speculative) && has(self.speculative.draftModel)"
 
 
@@ -167,10 +168,17 @@ def _fitting_draft(spec: Spec) -> bool:
 
 
 def _shareable(spec: Spec) -> bool:
+    claim = spec.kv_cache.storage.persistent_volume_claim if spec.kv_cache.storage else None
+    return spec.wanted_replicas <= 1 or claim is None or not claim.created or "ReadWriteMany" in claim.modes
+
+
+def _uses_bucket(spec: Spec) -> bool:
+    return spec.kv_cache.storage is not None and spec.kv_cache.storage.s3 is not None
+
+
+def _erasable(spec: Spec) -> bool:
     storage = spec.kv_cache.storage
-    if spec.wanted_replicas <= 1 or storage is None or not storage.persistent_volume_claim.created:
-        return True
-    return "ReadWriteMany" in storage.persistent_volume_claim.modes
+    return not _uses_bucket(spec) or storage is None or storage.retention == "Retain" or spec.model.kv_geometry is None
 
 
 class Spec(SpecModel):
@@ -191,6 +199,8 @@ class Spec(SpecModel):
     """How many pods may be evicted at the same time. Default: no budget."""
     network_policy: NetworkPolicy | None = None
     """Who may reach the pods. Default: no policy, hence everybody who has a way."""
+    admin: Admin | None = None
+    """A port for changing the storage tier while pods serve. Default: none."""
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -267,12 +277,27 @@ class Spec(SpecModel):
         ),
         Rule(
             cel="!has(self.replicas) || self.replicas <= 1 || !has(self.kvCache.storage)"
+            " || !has(self.kvCache.storage.persistentVolumeClaim)"
             " || has(self.kvCache.storage.persistentVolumeClaim.claimName)"
             " || (has(self.kvCache.storage.persistentVolumeClaim.accessModes)"
             " && 'ReadWriteMany' in self.kvCache.storage.persistentVolumeClaim.accessModes)",
             message="several replicas share one claim; add accessModes: [ReadWriteMany], or set replicas: 1",
             check=_shareable,
             at=".kvCache.storage.persistentVolumeClaim",
+        ),
+        Rule(
+            cel=f"!has(self.networkPolicy) || self.networkPolicy.egress != 'Deny' || !{_BUCKET}",
+            message="egress Deny would cut the pods off from their bucket, whose addresses no policy can know; set"
+            " Allow, and bound egress by a NetworkPolicy of your own",
+            check=lambda s: s.network_policy is None or s.network_policy.egress != "Deny" or not _uses_bucket(s),
+            at=".networkPolicy.egress",
+        ),
+        Rule(
+            cel=f"!{_BUCKET} || self.kvCache.storage.retention != 'Delete' || !has(self.model.kvGeometry)",
+            message="retention Delete of a bucket removes what is stored for one model, which only its files tell"
+            " apart; remove model.kvGeometry, so that they are read, or set Retain",
+            check=_erasable,
+            at=".kvCache.storage.retention",
         ),
     )
 

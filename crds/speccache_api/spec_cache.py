@@ -6,11 +6,11 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from speccache_api.fields import Fraction, ObjectName, Ratio, Size
-from speccache_api.rules import Rule, SpecModel, Transition, exactly_one
+from speccache_api.fields import Fraction, Ratio, Size
+from speccache_api.rules import Rule, SpecModel, exactly_one
+from speccache_api.spec_storage import Storage
 
 Tokens = Annotated[int, Field(ge=1, le=10**10)]
-AccessMode = Literal["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"]
 
 
 class DeviceTier(SpecModel):
@@ -61,82 +61,6 @@ class HostTier(SpecModel):
     )
 
 
-class StorageClaim(SpecModel):
-    """The volume of the storage tier: one that exists (`claimName`), or one that the operator creates (`size`)."""
-
-    claim_name: ObjectName | None = None
-    """Name of an existing PersistentVolumeClaim in this namespace. It is never deleted by the operator."""
-    size: Size | None = None
-    """Size of the PersistentVolumeClaim that the operator creates: `100Gi`."""
-    storage_class_name: ObjectName | None = None
-    """StorageClass of the created claim. Default: the cluster's default class."""
-    access_modes: Annotated[list[AccessMode], Field(min_length=1, max_length=3)] | None = None
-    """Access modes of the created claim. Default: [ReadWriteOnce]. More than one replica needs ReadWriteMany."""
-
-    RULES: ClassVar[tuple[Rule, ...]] = (
-        exactly_one("claimName", "size"),
-        Rule(
-            cel="!has(self.claimName) || !(has(self.storageClassName) || has(self.accessModes))",
-            message="storageClassName and accessModes belong to a claim that is created; remove them beside claimName",
-            check=lambda c: c.claim_name is None or (c.storage_class_name is None and c.access_modes is None),
-        ),
-        Rule(
-            cel="!has(self.accessModes) || !('ReadWriteOncePod' in self.accessModes) || self.accessModes.size() == 1",
-            message="ReadWriteOncePod cannot be one mode of several; give it alone, or remove it",
-            check=lambda c: "ReadWriteOncePod" not in (c.access_modes or ()) or len(c.access_modes) == 1,
-            at=".accessModes",
-        ),
-    )
-
-    @property
-    def created(self) -> bool:
-        """True when the operator creates the claim."""
-        return self.claim_name is None
-
-    @property
-    def modes(self) -> tuple[AccessMode, ...]:
-        """Access modes of the created claim, with the default filled in."""
-        return tuple(self.access_modes or ["ReadWriteOnce"])
-
-    TRANSITIONS: ClassVar[tuple[Transition, ...]] = (
-        Transition(
-            cel="self == oldSelf",
-            message="the claim of the storage tier cannot change while it is in use; create another SpecCacheDeployment"
-            " with the new claim, or remove kvCache.storage first",
-        ),
-    )
-
-
-class Storage(SpecModel):
-    """The storage tier: pages in files on a volume. They outlive the pod, and every replica reads them.
-    Without it, cached pages are lost with the pod.
-    """
-
-    persistent_volume_claim: StorageClaim
-    """The volume. Pages are kept in a folder whose name is a digest of model, dtype and page size, so models can share
-    it.
-    """
-    missing_draft: Literal["Recompute", "Degrade"] = "Recompute"
-    """What to do when storage has the target's half of a page but not the draft's; for EAGLE3. `Recompute` (default)
-    uses only whole pairs and prefills the rest. `Degrade` uses the target's half and drafts without the missing part:
-    less prefill, shorter accepts. Standalone does neither: its target's half is used, and its draft's half is made anew
-    from the tokens while the target goes on. NGram and None have no draft's half.
-    """
-    retention: Literal["Retain", "Delete"] = "Retain"
-    """What happens to the created claim when this resource is deleted. `Retain` (default) keeps it, `Delete` deletes
-    it.
-    """
-
-    RULES: ClassVar[tuple[Rule, ...]] = (
-        Rule(
-            cel="self.retention != 'Delete' || !has(self.persistentVolumeClaim.claimName)",
-            message="retention Delete needs a claim that the operator creates; set Retain, or give size, not claimName",
-            check=lambda s: s.retention != "Delete" or s.persistent_volume_claim.created,
-            at=".retention",
-        ),
-    )
-
-
 class KVCache(SpecModel):
     """The KV cache: page format and tiers."""
 
@@ -151,3 +75,7 @@ class KVCache(SpecModel):
     device: DeviceTier
     host: HostTier
     storage: Storage | None = None
+    require_cache_salt: bool = False
+    """True refuses requests without `cache_salt`. Requests with different salts never share pages, so nobody can tell
+    from an answer's speed what somebody else has asked. Default: false; requests without a salt share with each other.
+    """

@@ -1,4 +1,6 @@
-"""`spec.podDisruptionBudget` and `spec.networkPolicy`: how the cluster may take pods away, and who may reach them."""
+"""`spec.podDisruptionBudget`, `spec.networkPolicy` and `spec.admin`: how the cluster may take pods away, who may reach
+them, and who may steer them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from speccache_api.fields import LABEL_KEY_PATTERN, Cidr, CountOrPercent, LabelValue
+from speccache_api.fields import LABEL_KEY_PATTERN, Cidr, CountOrPercent, LabelValue, ObjectName
 from speccache_api.rules import Rule, SpecModel, exactly_one
 
 MOST_PEERS = 8
@@ -86,5 +88,23 @@ class NetworkPolicy(SpecModel):
     """Who may connect to the pods' HTTP port; nothing else can be reached. Default: all pods of this namespace."""
     egress: Literal["Allow", "Deny"] = "Allow"
     """Whether the pods may open connections. `Allow` (default) leaves that alone. `Deny` forbids all: the runtime opens
-    none, as volumes are mounted by the node.
+    none, as volumes are mounted by the node. Not with a bucket.
     """
+
+
+class TokenSecret(SpecModel):
+    """Where a token is kept."""
+
+    name: ObjectName
+    """Name of a Secret in this namespace. It is mounted into the pods; the operator never reads it."""
+    key: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[-._A-Za-z0-9]+$")] = "token"
+    """Key in the Secret whose value is the token. Default: token."""
+
+
+class Admin(SpecModel):
+    """A port of each pod (8081) for looking at and changing its storage tier. No Service leads to it, and a
+    networkPolicy keeps everybody from it; `kubectl port-forward` reaches it.
+    """
+
+    token_secret: TokenSecret
+    """The token that each request there must carry."""

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from speccache_api.resource import SpecCacheDeployment
+from speccache_api.storage_target import VolumeTarget, resolve
 
 READY = "Ready"
 CONFIG_VALID = "ConfigValid"
@@ -111,7 +112,7 @@ class Status(StatusModel):
     draft: Text | None = None
     """Short name of the draft; the algorithm where it has no model."""
     storage: Text | None = None
-    """Name of the PersistentVolumeClaim of the storage tier."""
+    """Where the storage tier is: the name of its PersistentVolumeClaim, or s3://BUCKET/PREFIX."""
     fingerprint: Annotated[str, Field(max_length=128)] | None = None
     """Digest under which storage keeps this model's pages. It changes with model, KV dtype and page size."""
     memory: MemoryStatus | None = None
@@ -126,8 +127,9 @@ def summary(resource: SpecCacheDeployment) -> dict[str, str]:
         result["draft"] = _last_part(spec.draft.uri)
     elif spec.algorithm != "None":
         result["draft"] = spec.algorithm
-    if resource.storage_claim is not None:
-        result["storage"] = resource.storage_claim
+    target = resolve(resource)
+    if target is not None:
+        result["storage"] = (target.claim or target.path) if isinstance(target, VolumeTarget) else target.url
     return result
 
 

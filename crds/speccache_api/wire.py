@@ -19,10 +19,12 @@ from speccache_api.geometry import Inspection, KVDtype, KVGeometry
 from speccache_api.resource import SpecCacheDeployment
 from speccache_api.sizing import MemoryPlan, kv_dtype
 from speccache_api.spec import Device, Spec
+from speccache_api.storage_target import StorageTarget, resolve
 from speccache_api.uris import claim_and_folder
 
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
+Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 class BadWireDocument(ValueError):
@@ -52,10 +54,11 @@ class WireSpeculative(WireModel):
 
 
 class WireStorage(WireModel):
-    """The storage tier: a directory and the answer to a target half without its draft half."""
+    """The storage tier: where, the answer to a target half without its draft half, and the most bytes (None: any)."""
 
-    path: str
+    target: StorageTarget
     missing_draft: Literal["Recompute", "Degrade"]
+    capacity_bytes: Positive | None
 
 
 class WireKVCache(WireModel):
@@ -67,6 +70,14 @@ class WireKVCache(WireModel):
     device_memory_fraction: str | None
     host_pages: Positive
     storage: WireStorage | None
+    require_cache_salt: bool
+
+
+class WireAdmin(WireModel):
+    """The admin port, and the file with the token that its requests must carry."""
+
+    port: Port
+    token_path: str
 
 
 class WireDrain(WireModel):
@@ -90,9 +101,9 @@ class WireParallelism(WireModel):
 
 
 class WireDocument(WireModel):
-    """The whole document. Equal values have equal JSON and equal digests."""
+    """The whole document. Equal values have equal JSON and equal digests. `admin` is None without an admin port."""
 
-    version: Literal[1]
+    version: Literal[2]
     name: str
     namespace: str
     served_name: str
@@ -103,7 +114,8 @@ class WireDocument(WireModel):
     kv_cache: WireKVCache
     drain: WireDrain
     geometry: WireGeometry
-    port: Annotated[int, Field(ge=1, le=65535)]
+    port: Port
+    admin: WireAdmin | None
 
     def to_json(self) -> str:
         """Canonical JSON: sorted keys, no spaces, camelCase."""
@@ -118,7 +130,7 @@ class WireDocument(WireModel):
             lines = (
                 f"{'.'.join(map(str, e['loc'])) or '(document)'}: {e['msg']}" for e in error.errors(include_url=False)
             )
-            raise BadWireDocument("not a wire document of version 1: " + "; ".join(lines)) from error
+            raise BadWireDocument("not a wire document of version 2: " + "; ".join(lines)) from error
 
     def digest(self) -> str:
         """SHA-256 hex of the canonical JSON."""
@@ -129,7 +141,7 @@ def build_wire(resource: SpecCacheDeployment, inspection: Inspection, plan: Memo
     """The document for the pods of `resource`. Pure: the same arguments give the same bytes."""
     spec = resource.spec
     return WireDocument(
-        version=1,
+        version=2,
         name=resource.name,
         namespace=resource.namespace,
         served_name=resource.served_name,
@@ -137,13 +149,14 @@ def build_wire(resource: SpecCacheDeployment, inspection: Inspection, plan: Memo
         target=_source(spec.model.uri, names.TARGET_MODEL_PATH),
         speculative=_speculative(spec),
         parallelism=WireParallelism(tensor=spec.parallelism.tensor),
-        kv_cache=_kv_cache(spec, plan),
+        kv_cache=_kv_cache(resource, plan),
         drain=WireDrain(
             request_timeout_seconds=spec.drain.request_timeout_seconds,
             flush_timeout_seconds=spec.drain.flush_timeout_seconds,
         ),
         geometry=WireGeometry(target=plan.target, draft=plan.draft),
         port=names.HTTP_PORT,
+        admin=WireAdmin(port=names.ADMIN_PORT, token_path=names.ADMIN_TOKEN_PATH) if spec.admin else None,
     )
 
 
@@ -174,13 +187,21 @@ def _speculative(spec: Spec) -> WireSpeculative:
     )
 
 
-def _kv_cache(spec: Spec, plan: MemoryPlan) -> WireKVCache:
-    storage = spec.kv_cache.storage
+def _kv_cache(resource: SpecCacheDeployment, plan: MemoryPlan) -> WireKVCache:
+    spec = resource.spec
     return WireKVCache(
         dtype=kv_dtype(spec),
         page_size=spec.kv_cache.page_size,
         device_pages=plan.device_pages,
         device_memory_fraction=spec.kv_cache.device.memory_fraction,
         host_pages=plan.host_pages,
-        storage=None if storage is None else WireStorage(path=names.STORAGE_PATH, missing_draft=storage.missing_draft),
+        storage=_storage(resource),
+        require_cache_salt=spec.kv_cache.require_cache_salt,
     )
+
+
+def _storage(resource: SpecCacheDeployment) -> WireStorage | None:
+    storage, target = resource.spec.kv_cache.storage, resolve(resource)
+    if storage is None or target is None:
+        return None
+    return WireStorage(target=target, missing_draft=storage.missing_draft, capacity_bytes=storage.capacity)

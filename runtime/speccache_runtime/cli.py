@@ -1,8 +1,8 @@
 """The command line. What it imports at the top is light, so that `--help` and a typing error are answered at once.
 
-Exit codes: 0 done; 1 `inspect` could not read the models, or a bug (with a traceback); 2 a wrong command line,
-configuration, model or storage directory (one line on standard error); 130 stopped at once; 143 ended by SIGTERM, which
-`serve` takes as the order to end and answers with 0.
+Exit codes: 0 done; 1 `inspect` could not read the models, `check-storage` or `empty-storage` could not use the storage,
+or a bug (with a traceback); 2 a wrong command line, configuration, model or storage directory (one line on standard
+error); 130 stopped at once; 143 ended by SIGTERM, which `serve` takes as the order to end and answers with 0.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ examples:
       the built-in model; its storage tier lies under ~/.cache/speccache/serve/NAMESPACE/NAME
   speccache-runtime serve -f chat.yaml --claim models=/data/models --storage-dir /data/kv --port 9000
       a resource whose model is pvc://models/...: /data/models stands for the claim
+  AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=... speccache-runtime serve -f samples/tiny-s3.yaml
+      a resource whose storage tier is a bucket: its Secret is in a cluster, so the environment has the keys
   speccache-runtime serve --wire /etc/speccache/wire.json
       what a pod runs: the document that the operator has written
 """
@@ -57,6 +59,25 @@ examples:
       what the inspection Job runs: the JSON, or the one line of an error, becomes the pod's last message
   speccache-runtime inspect --builtin > crds/speccache_api/builtin.json
       the table of packaged models, from which the operator sizes builtin:// without a Job
+"""
+
+_CHECK_HELP = """\
+Try a place where pages are to be stored: list, write, read and delete there. Prints one line of JSON: {"ok": true}, or
+{"ok": false, "code": CODE, "message": TEXT}, with exit code 1.
+
+examples:
+  speccache-runtime check-storage --target '{"kind": "Volume", "claim": null, "path": "/data/kv"}'
+  speccache-runtime check-storage --target "$TARGET" --termination-message
+      what the operator's Job runs before any pod serves from a bucket; the line becomes the pod's last message
+"""
+
+_EMPTY_HELP = """\
+Remove all pages that are stored below one fingerprint (status.fingerprint of the resource), and nothing else.
+
+examples:
+  speccache-runtime empty-storage --target "$TARGET" --fingerprint "$FINGERPRINT"
+  speccache-runtime empty-storage --target "$TARGET" --fingerprint "$FINGERPRINT" --termination-message
+      what the operator's Job runs when a resource with retention Delete is gone
 """
 
 _BENCH_HELP = """\
@@ -136,6 +157,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_serve(commands)
     _add_inspect(commands)
+    _add_check_storage(commands)
+    _add_empty_storage(commands)
     _add_bench(commands)
     return parser
 
@@ -186,6 +209,29 @@ def _add_inspect(commands: _Commands) -> None:
         default="EAGLE3",
         help="what the draft is for (default: EAGLE3)",
     )
+    _add_termination_message(parser)
+    parser.set_defaults(command=_inspect)
+
+
+def _add_check_storage(commands: _Commands) -> None:
+    parser = _add(commands, "check-storage", "try a place for pages", _CHECK_HELP)
+    _add_target(parser)
+    parser.set_defaults(command=_check_storage)
+
+
+def _add_empty_storage(commands: _Commands) -> None:
+    parser = _add(commands, "empty-storage", "remove the pages of one model", _EMPTY_HELP)
+    _add_target(parser)
+    parser.add_argument("--fingerprint", required=True, metavar="HEX", help="below which the pages lie")
+    parser.set_defaults(command=_empty_storage)
+
+
+def _add_target(parser: _Parser) -> None:
+    parser.add_argument("--target", required=True, metavar="JSON", help="where, as in a wire document")
+    _add_termination_message(parser)
+
+
+def _add_termination_message(parser: _Parser) -> None:
     parser.add_argument(
         "--termination-message",
         type=Path,
@@ -194,7 +240,6 @@ def _add_inspect(commands: _Commands) -> None:
         metavar="FILE",
         help=f"write the result, or the error, to FILE (default: {TERMINATION_LOG})",
     )
-    parser.set_defaults(command=_inspect)
 
 
 def _add_bench(commands: _Commands) -> None:
@@ -280,11 +325,40 @@ def _inspect(arguments: argparse.Namespace) -> int:
     except SpecCacheError as error:
         code, text = EXIT_FAILED, f"{_one_line(error)}\n"
         sys.stderr.write(f"speccache-runtime: {text}")
+    _answer(arguments, code, text)
+    return code
+
+
+def _check_storage(arguments: argparse.Namespace) -> int:
+    from speccache_runtime.upkeep import check, read_target
+
+    usable, text = check(read_target(arguments.target))
+    if arguments.termination_message is not None:
+        _write(arguments.termination_message, text)
+    sys.stdout.write(text)
+    return 0 if usable else EXIT_FAILED
+
+
+def _empty_storage(arguments: argparse.Namespace) -> int:
+    from speccache_runtime.upkeep import empty, read_target
+
+    code, target = 0, read_target(arguments.target)
+    try:
+        removed = empty(target, arguments.fingerprint)
+        text = f"removed {removed} objects from {target.place} below {arguments.fingerprint}\n"
+    except SpecCacheError as error:
+        code, text = EXIT_FAILED, f"{_one_line(error)}\n"
+        sys.stderr.write(f"speccache-runtime: {text}")
+    _answer(arguments, code, text)
+    return code
+
+
+def _answer(arguments: argparse.Namespace, code: int, text: str) -> None:
+    """Where it is wanted: as the pod's last message, or on standard output if it is no error."""
     if arguments.termination_message is not None:
         _write(arguments.termination_message, text)
     elif code == 0:
         sys.stdout.write(text)
-    return code
 
 
 def _bench_restart(arguments: argparse.Namespace) -> int:

@@ -17,8 +17,9 @@ from speccache_api import drafts
 from speccache_api.drafts import DRAFTS, Algorithm
 from speccache_api.geometry import KVDtype, KVGeometry
 from speccache_api.names import HTTP_PORT
+from speccache_api.storage_target import StorageTarget
 from speccache_api.uris import BUILTIN_SCHEME, builtin_name
-from speccache_api.wire import BadWireDocument, WireDocument, WireSource
+from speccache_api.wire import BadWireDocument, WireDocument, WireSource, WireStorage
 from speccache_runtime.errors import ConfigError
 
 MAX_RUNNING = 32
@@ -38,10 +39,20 @@ decoding."""
 
 @dataclass(frozen=True, slots=True)
 class StorageConfig:
-    """The storage tier: a directory, and what to do with a target half whose draft half is missing."""
+    """The storage tier: where, and what to do with a target half whose draft half is missing."""
 
-    path: Path
+    target: StorageTarget
     missing_draft: Literal["Recompute", "Degrade"]
+    capacity_bytes: int | None = None
+    """The most bytes that this model's pages may take there; None for no bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdminConfig:
+    """The admin port, and the file with the token that its requests must carry."""
+
+    port: int
+    token_path: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +95,9 @@ class EngineConfig:
     """Seconds that running requests get when the server drains."""
     flush_timeout: float
     """Seconds to write host pages to storage after the last request."""
+    require_cache_salt: bool = False
+    """True refuses requests without `cache_salt`."""
+    admin: AdminConfig | None = None
     tensor: int = 1
     """Tensor-parallel ranks, each a process of its own."""
     port: int = HTTP_PORT
@@ -132,7 +146,7 @@ def from_wire(wire: WireDocument) -> EngineConfig:
     business.
     """
     _check_parts(wire)
-    speculative, cache, storage = wire.speculative, wire.kv_cache, wire.kv_cache.storage
+    speculative, cache, admin = wire.speculative, wire.kv_cache, wire.admin
     draft = speculative.draft
     return EngineConfig(
         name=wire.name,
@@ -150,11 +164,13 @@ def from_wire(wire: WireDocument) -> EngineConfig:
         device_pages=cache.device_pages,
         device_memory_fraction=_fraction(cache.device_memory_fraction),
         host_pages=cache.host_pages,
-        storage=None if storage is None else StorageConfig(Path(storage.path), storage.missing_draft),
+        storage=_storage(wire.kv_cache.storage),
         target_geometry=wire.geometry.target,
         draft_geometry=wire.geometry.draft,
         request_timeout=float(wire.drain.request_timeout_seconds),
         flush_timeout=float(wire.drain.flush_timeout_seconds),
+        require_cache_salt=cache.require_cache_salt,
+        admin=None if admin is None else AdminConfig(admin.port, Path(admin.token_path)),
         tensor=wire.parallelism.tensor,
         port=wire.port,
         prefill_budget=PREFILL_BUDGET_GPU if wire.device == "cuda" else PREFILL_BUDGET_CPU,
@@ -176,6 +192,12 @@ def _directory(source: WireSource, half: Literal["target", "draft"]) -> Path:
     if name is None:
         raise ConfigError(f"{half}.path: {source.uri} needs the directory it is mounted at")
     return builtin_directory(name, half)
+
+
+def _storage(storage: WireStorage | None) -> StorageConfig | None:
+    if storage is None:
+        return None
+    return StorageConfig(storage.target, storage.missing_draft, storage.capacity_bytes)
 
 
 def _fraction(text: str | None) -> float | None:

@@ -16,13 +16,15 @@ import yaml
 from yaml.constructor import ConstructorError
 
 from speccache_api.drafts import DRAFTS
+from speccache_api.fingerprint import fingerprint
 from speccache_api.geometry import Inspection
 from speccache_api.names import HTTP_PORT, KIND
 from speccache_api.resource import InvalidResource, SpecCacheDeployment
-from speccache_api.sizing import MemoryPlan, SizingError, known_inspection, size_memory
+from speccache_api.sizing import MemoryPlan, SizingError, known_inspection, kv_dtype, size_memory
+from speccache_api.storage_target import BucketTarget, VolumeTarget
 from speccache_api.uris import builtin_name, claim_and_folder
 from speccache_api.wire import build_wire
-from speccache_runtime.config import EngineConfig, StorageConfig, builtin_directory, from_wire
+from speccache_runtime.config import EngineConfig, builtin_directory, from_wire
 from speccache_runtime.errors import ConfigError
 
 LOCAL_HOST = "127.0.0.1"
@@ -112,8 +114,18 @@ def plan_locally(resource: SpecCacheDeployment, options: LocalOptions) -> LocalP
         draft_path=draft,
         host=options.host,
         port=options.port,
+        admin=None,  # its token is in a Secret of the cluster
     )
     return LocalPlan(_with_storage(config, options.storage_dir), memory)
+
+
+def read_fingerprint(resource: SpecCacheDeployment, claims: Mapping[str, Path]) -> str:
+    """What the pages of the resource's model lie below in storage. Raises ConfigError or ModelError."""
+    spec = resource.spec
+    known = known_inspection(spec)
+    if known is None or known.target.declared:
+        known = _inspect(model_directory(spec.model.uri, "target", claims), None, "None")
+    return fingerprint(known.target.identity, kv_dtype(spec), spec.kv_cache.page_size)
 
 
 def model_directory(uri: str, half: Literal["target", "draft"], claims: Mapping[str, Path]) -> Path:
@@ -168,6 +180,16 @@ def _with_storage(config: EngineConfig, directory: Path | None) -> EngineConfig:
         if directory is not None:
             raise ConfigError("--storage-dir: the resource has no spec.kvCache.storage; add it, or drop the option")
         return config
+    target = config.storage.target
+    if isinstance(target, BucketTarget):
+        if directory is not None:
+            raise ConfigError(f"--storage-dir: the resource keeps its pages in {target.url}; drop the option")
+        return replace(config, storage=replace(config.storage, target=local_bucket(target)))
     path = directory or default_storage_dir(config.namespace, config.name)
     make_storage_dir(path)
-    return replace(config, storage=StorageConfig(path, config.storage.missing_draft))
+    return replace(config, storage=replace(config.storage, target=VolumeTarget(claim=None, path=str(path))))
+
+
+def local_bucket(target: BucketTarget) -> BucketTarget:
+    """The bucket as a user's machine reaches it: credentials and certificates are those of its environment (AWS_*)."""
+    return target.model_copy(update={"credentials_secret": None, "ca_bundle_config_map": None, "service_account": None})

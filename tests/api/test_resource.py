@@ -59,6 +59,7 @@ def test_defaults_of_optional_parts() -> None:
     storage = spec.kv_cache.storage
     assert storage is not None
     assert (storage.missing_draft, storage.retention) == ("Recompute", "Retain")
+    assert storage.persistent_volume_claim is not None
     assert storage.persistent_volume_claim.created
     assert storage.persistent_volume_claim.modes == ("ReadWriteOnce",)
 

@@ -42,7 +42,7 @@ def _spec(
     device: dict[str, Any] | None = None,
     page_size: int = 64,
     speculative: bool | dict[str, Any] = True,
-    storage: bool = False,
+    storage: bool | dict[str, Any] = False,
     gpu: bool = True,
     **more: Any,
 ) -> Spec:
@@ -57,7 +57,8 @@ def _spec(
         plain = {"algorithm": "EAGLE3", "draftModel": {"uri": "pvc://models/eagle"}}
         spec["speculative"] = plain if speculative is True else speculative
     if storage:
-        spec["kvCache"]["storage"] = {"persistentVolumeClaim": {"claimName": "kv"}}
+        claim = {"persistentVolumeClaim": {"claimName": "kv"}}
+        spec["kvCache"]["storage"] = claim if storage is True else {**claim, **storage}
     resource = {"apiVersion": "speccache.io/v1alpha1", "kind": "SpecCacheDeployment", "metadata": {"name": "x"}}
     return SpecCacheDeployment.parse({**resource, "spec": spec}).spec
 
@@ -196,6 +197,13 @@ def test_number_format_follows_the_device() -> None:
 def test_a_device_tier_below_one_page() -> None:
     with pytest.raises(SizingError, match=r"spec\.kvCache\.device\.size: one page pair takes 8448Ki; .* found 1Mi"):
         size_memory(_spec(device={"size": "1Mi"}), Inspection(_LLAMA, _EAGLE))
+
+
+@pytest.mark.parametrize("capacity", ["8448Ki", None])
+def test_a_capacity_holds_at_least_one_page_pair(capacity: str | None) -> None:
+    size_memory(_spec(storage={"capacity": capacity} if capacity else True), Inspection(_LLAMA, _EAGLE))
+    with pytest.raises(SizingError, match=r"storage\.capacity: one page pair takes 8448Ki; .* found 8447Ki"):
+        size_memory(_spec(storage={"capacity": "8447Ki"}), Inspection(_LLAMA, _EAGLE))
 
 
 def test_an_inspection_without_the_draft() -> None:

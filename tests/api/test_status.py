@@ -39,8 +39,13 @@ def test_short_name_of_a_model(uri: str, short: str) -> None:
 
 def test_draft_and_storage_when_in_use() -> None:
     draft = {"algorithm": "EAGLE3", "draftModel": {"uri": "pvc://models/head"}}
-    for claim, name in (({"size": "1Gi"}, "chat-kv"), ({"claimName": "shared"}, "shared")):
-        kv_cache = {**_TIERS, "storage": {"persistentVolumeClaim": claim}}
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"persistentVolumeClaim": {"size": "1Gi"}}, "chat-kv"),
+        ({"persistentVolumeClaim": {"claimName": "shared"}}, "shared"),
+        ({"s3": {"bucket": "pages", "prefix": "chat"}}, "s3://pages/chat"),
+    ]
+    for storage, name in cases:
+        kv_cache = {**_TIERS, "storage": storage}
         assert _summary(speculative=draft, kvCache=kv_cache) == {"model": "tiny", "draft": "head", "storage": name}
 
 

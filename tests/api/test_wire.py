@@ -9,6 +9,7 @@ from speccache_api import names
 from speccache_api.geometry import builtin_facts
 from speccache_api.resource import SpecCacheDeployment
 from speccache_api.sizing import size_memory
+from speccache_api.storage_target import BucketTarget
 from speccache_api.wire import BadWireDocument, WireDocument, build_wire
 
 
@@ -43,7 +44,7 @@ def _heads(layers: int) -> dict[str, Any]:
 
 def test_the_whole_document() -> None:
     assert json.loads(_wire().to_json()) == {
-        "version": 1,
+        "version": 2,
         "name": "tiny",
         "namespace": "chat",
         "servedName": "tiny",
@@ -61,13 +62,46 @@ def test_the_whole_document() -> None:
             "devicePages": 4096,
             "deviceMemoryFraction": None,
             "hostPages": 8192,
-            "storage": {"path": "/var/lib/speccache/storage", "missingDraft": "Recompute"},
+            "storage": {
+                "target": {"kind": "Volume", "claim": "tiny-kv", "path": "/var/lib/speccache/storage"},
+                "missingDraft": "Recompute",
+                "capacityBytes": None,
+            },
+            "requireCacheSalt": False,
         },
         "parallelism": {"tensor": 1},
         "drain": {"requestTimeoutSeconds": 30, "flushTimeoutSeconds": 60},
         "geometry": {"target": _heads(layers=6), "draft": _heads(layers=1)},
         "port": 8000,
+        "admin": None,
     }
+
+
+def test_a_bucket_a_capacity_a_required_salt_and_an_admin_port() -> None:
+    wire = _wire(
+        kvCache={
+            "device": {"tokens": 64},
+            "host": {"tokens": 64},
+            "storage": {"s3": {"bucket": "pages", "credentialsSecret": "keys"}, "capacity": "1Gi"},
+            "requireCacheSalt": True,
+        },
+        admin={"tokenSecret": {"name": "admin"}},
+    )
+    cache, arrived = wire.kv_cache, WireDocument.from_json(wire.to_json())
+    assert cache.storage is not None
+    assert cache.storage.target == BucketTarget(
+        bucket="pages",
+        prefix="",
+        endpoint=None,
+        region=None,
+        force_path_style=False,
+        credentials_secret="keys",
+        ca_bundle_config_map=None,
+        service_account=None,
+    )
+    assert (cache.storage.capacity_bytes, cache.require_cache_salt) == (2**30, True)
+    assert json.loads(wire.to_json())["admin"] == {"port": 8081, "tokenPath": "/var/run/speccache/admin/token"}
+    assert arrived == wire
 
 
 def test_models_on_claims_and_a_gpu() -> None:
@@ -122,8 +156,9 @@ def test_what_a_running_engine_need_not_know_rolls_no_pods(spec: dict[str, Any])
         {"drain": {"flushTimeoutSeconds": 61}},
         {"kvCache": {"pageSize": 32, "device": {"tokens": 65536}, "host": {"tokens": 131072}}},
         {"parallelism": {"tensor": 2}},
+        {"admin": {"tokenSecret": {"name": "admin"}}},
     ],
-    ids=["speculation", "served name", "drain", "page size", "ranks"],
+    ids=["speculation", "served name", "drain", "page size", "ranks", "admin"],
 )
 def test_what_it_must_know_changes_the_digest(spec: dict[str, Any]) -> None:
     assert _wire(**spec).digest() != _wire().digest()
@@ -132,7 +167,12 @@ def test_what_it_must_know_changes_the_digest(spec: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        ("version", 2, "version"),
+        ("version", 1, "version"),
+        ("kvCache.storage.target.kind", "Tape", "kvCache.storage.target"),
+        ("kvCache.storage.target.bucket", "pages", "kvCache.storage.target.Volume.bucket"),
+        ("kvCache.storage.capacityBytes", 0, "kvCache.storage.capacityBytes"),
+        ("kvCache.requireCacheSalt", "yes", "kvCache.requireCacheSalt"),
+        ("admin", {"port": 8081}, "admin.tokenPath"),
         ("port", "8000", "port"),
         ("unknown", 1, "unknown"),
         ("kvCache.pageSize", 0, "kvCache.pageSize"),
@@ -157,7 +197,7 @@ def test_a_wrong_document_names_the_field(path: str, value: object, said: str) -
     for parent in parents:
         target = target[int(parent) if parent.isdigit() else parent]
     target[last] = value
-    with pytest.raises(BadWireDocument, match=rf"not a wire document of version 1: {said}: "):
+    with pytest.raises(BadWireDocument, match=rf"not a wire document of version 2: {said}: "):
         WireDocument.from_json(json.dumps(document))
 
 

@@ -52,6 +52,81 @@ _CIDRS += [
 ]
 _LABELS = ["app", "a.b/c", "kubernetes.io/metadata.name", "-app", "a b", "x" * 63, "x" * 64, "a/b/c", "/a", "A.b/c", ""]
 
+_BUCKET_NAMES = [
+    "pages",
+    "a.b-c",
+    "a-.b",
+    "a.-b",
+    "a..b",
+    ".ab",
+    "ab.",
+    "-ab",
+    "ab",
+    "abc",
+    "a" * 63,
+    "a" * 64,
+    "A" * 3,
+]
+_BUCKET_NAMES += [
+    "a_b",
+    "1.2.3.4",
+    "1.2.3",
+    "1.2.3.4.5",
+    "1.2.3.a",
+    "xn--a",
+    "sthree-a",
+    "a--x-s3",
+    "a-s3alias",
+    "a.mrap",
+]
+_BUCKET_NAMES += ["pages\n", "pägés"]
+_PREFIXES = [
+    "",
+    "a",
+    "a/b.c/_d-e",
+    "a//b",
+    "/a",
+    "a/",
+    ".",
+    "..",
+    "a/..",
+    "a/.b",
+    "a..b",
+    "-a",
+    "a b",
+    "a" * 128,
+    "a" * 129,
+]
+_ENDPOINTS = [
+    "https://s3.eu-central-1.amazonaws.com",
+    "http://minio:9000",
+    "http://10.0.0.1:1",
+    "http://[fd00::1]:9000",
+]
+_ENDPOINTS += [
+    "http://a:0",
+    "http://a:65535",
+    "http://a:65536",
+    "http://a:",
+    "https://u:p@a",
+    "https://u@a",
+    "http://a/",
+    "",
+]
+_ENDPOINTS += [
+    "http://a?b",
+    "http://a#b",
+    "HTTP://a",
+    "http://A",
+    "ftp://a",
+    "http://",
+    "http://a b",
+    "http://[::1",
+    "//a",
+]
+_BUCKETS = [{"bucket": name} for name in ("pages", "P")]
+_BUCKETS += [{"bucket": "pages", "endpoint": f"{scheme}://a", "caBundleConfigMap": "c"} for scheme in ("http", "https")]
+
 _CHANGES: dict[str, list[Any]] = {
     "model.uri": _URIS,
     "model.servedName": ["chat", "a/b.c-d", "-a", "a b", "x" * 128, "x" * 129],
@@ -77,9 +152,22 @@ _CHANGES: dict[str, list[Any]] = {
     "kvCache.storage.persistentVolumeClaim.size": _SIZES,
     "kvCache.storage.persistentVolumeClaim.storageClassName": ["fast"],
     "kvCache.storage.persistentVolumeClaim.accessModes": [["ReadWriteMany"], ["ReadWriteOnce", "ReadWriteMany"], []],
+    "kvCache.storage": [_REMOVED, *({"s3": s3} for s3 in _BUCKETS)],
+    "kvCache.storage.capacity": _SIZES,
+    "kvCache.storage.s3": _BUCKETS,
+    "kvCache.storage.s3.bucket": _BUCKET_NAMES,
+    "kvCache.storage.s3.prefix": _PREFIXES,
+    "kvCache.storage.s3.endpoint": _ENDPOINTS,
+    "kvCache.storage.s3.region": ["eu-central-1", "garage", "a" * 63, "a" * 64, "-eu", "", "eu/1"],
+    "kvCache.storage.s3.caBundleConfigMap": ["authorities", "A"],
+    "kvCache.requireCacheSalt": [True, False, "true"],
     "kvCache.storage.missingDraft": ["Recompute", "Degrade", "Auto"],
     "kvCache.storage.retention": ["Retain", "Delete"],
-    "kvCache.storage": [_REMOVED],
+    "admin": [
+        {"tokenSecret": {"name": "a"}},
+        {"tokenSecret": {"name": "A"}},
+        {"tokenSecret": {"name": "a", "key": "/"}},
+    ],
     "memory.policy": ["Auto", "Manual"],
     "memory.overhead": _SIZES,
     "replicas": [0, 2, 1000, 1001],

@@ -1,4 +1,4 @@
-"""What the CRD does on a real API server: defaults, columns, scale, and the one thing that cannot change."""
+"""What the CRD does on a real API server: defaults, columns, scale, and what cannot change."""
 
 import itertools
 import json
@@ -61,8 +61,9 @@ def test_a_sample_is_accepted_with_strict_validation(path: Path, apply: Any) -> 
         {"kvCache.storage": {"persistentVolumeClaim": {"claimName": "kv"}}},
         {"speculative": {"algorithm": "EAGLE3", "draftModel": {"uri": "builtin://tiny"}}},
         {"drain": {"flushTimeoutSeconds": 5}, "memory": {}},
+        {"kvCache.storage": {"s3": {"bucket": "pages"}}, "admin": {"tokenSecret": {"name": "admin"}}},
     ],
-    ids=["minimal", "storage", "speculation", "half of a group"],
+    ids=["minimal", "storage", "speculation", "half of a group", "bucket and admin"],
 )
 def test_defaults_are_those_of_the_models(more: dict[str, Any], apply: Any) -> None:
     manifest = _resource("defaults")
@@ -86,10 +87,10 @@ def test_a_null_where_a_default_exists_becomes_the_default(apply: Any) -> None:
     "claim",
     [
         {"claimName": "other"},
-        {"size": "2Gi", "accessModes": ["ReadWriteMany"]},
+        {"size": "1Gi"},
         {"size": "1Gi", "accessModes": ["ReadWriteMany"], "storageClassName": "fast"},
     ],
-    ids=["named instead of created", "size", "class"],
+    ids=["named instead of created", "modes", "class"],
 )
 def test_the_claim_cannot_change(claim: dict[str, Any], stored: str, api: Any) -> None:
     patch = [{"op": "replace", "path": "/spec/kvCache/storage/persistentVolumeClaim", "value": claim}]
@@ -97,6 +98,54 @@ def test_the_claim_cannot_change(claim: dict[str, Any], stored: str, api: Any) -
     assert answer.returncode != 0
     assert "spec.kvCache.storage.persistentVolumeClaim" in answer.stderr
     assert "the claim of the storage tier cannot change" in answer.stderr
+
+
+def _size(api: Any, name: str, size: Any) -> Any:
+    patch = {"spec": {"kvCache": {"storage": {"persistentVolumeClaim": {"size": size}}}}}
+    return api("patch", names.PLURAL, name, "--type=merge", "-p", json.dumps(patch))
+
+
+@pytest.mark.parametrize("size", ["1Gi", "2Gi", 2**30 + 1])
+def test_a_created_claim_may_grow(size: Any, stored: str, api: Any) -> None:
+    assert _size(api, stored, size).returncode == 0
+
+
+@pytest.mark.parametrize("size", ["1023Mi", 2**30 - 1])
+def test_a_created_claim_never_shrinks(size: Any, stored: str, api: Any) -> None:
+    answer = _size(api, stored, size)
+    assert answer.returncode != 0
+    assert "spec.kvCache.storage.persistentVolumeClaim.size" in answer.stderr
+    assert "a claim can grow and never shrink" in answer.stderr
+
+
+def test_a_size_that_the_claim_could_not_grow_to_can_be_taken_back(stored: str, api: Any) -> None:
+    assert _size(api, stored, "9Gi").returncode == 0
+    assert _size(api, stored, "1Gi").returncode != 0
+    told = {"type": "StorageReady", "status": "False", "reason": names.CLAIM_CANNOT_GROW, "message": "no expansion"}
+    patch = {"status": {"conditions": [{**told, "lastTransitionTime": "2026-01-01T00:00:00Z"}]}}
+    answer = api("patch", names.PLURAL, stored, "--subresource=status", "--type=merge", "-p", json.dumps(patch))
+    assert answer.returncode == 0, answer.stderr
+    assert _size(api, stored, "1Gi").returncode == 0
+
+
+def test_a_volume_in_use_cannot_become_a_bucket_at_once(stored: str, api: Any) -> None:
+    patch = {"spec": {"kvCache": {"storage": {"persistentVolumeClaim": None, "s3": {"bucket": "pages"}}}}}
+    answer = api("patch", names.PLURAL, stored, "--type=merge", "-p", json.dumps(patch))
+    assert answer.returncode != 0
+    assert "remove kvCache.storage first" in answer.stderr
+
+
+def test_a_bucket_can_become_another_one_and_a_volume(api: Any, apply: Any) -> None:
+    manifest = _resource("moving", storage={"s3": {"bucket": "pages"}, "retention": "Delete"})
+    assert apply(stdin=yaml.safe_dump(manifest)).returncode == 0
+    changes: list[dict[str, Any]] = [
+        {"s3": {"bucket": "others", "prefix": "a"}},
+        {"s3": None, "persistentVolumeClaim": {"size": "1Gi"}},
+    ]
+    for storage in changes:
+        patch = {"spec": {"kvCache": {"storage": storage}}}
+        answer = api("patch", names.PLURAL, "moving", "--type=merge", "-p", json.dumps(patch))
+        assert answer.returncode == 0, answer.stderr
 
 
 def test_the_rest_can_change_beside_an_unchanged_claim(stored: str, api: Any) -> None:

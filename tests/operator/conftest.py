@@ -24,6 +24,7 @@ from speccache_operator.decide.steps import Apply, Cause, Delete, Outcome, Scale
 from speccache_operator.kinds import Object, Ref
 from speccache_operator.observe.observed import Observed
 
+LABELLED = (names.COMPONENT_INSPECTION, names.COMPONENT_STORAGE_CHECK, names.COMPONENT_STORAGE_REMOVAL)
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 
 
@@ -161,16 +162,16 @@ def applied(live: Any) -> Callable[..., Observed]:
         plan: Pass, *, ready: int = 1, pods: tuple[Object, ...] = (), nodes: Any = None, **claims: Object
     ) -> Observed:
         children: dict[Ref, Object] = {}
-        inspections = []
+        labelled = []
         for step in plan.apply:
             obj = live(step.obj, status=_status(step.obj, ready))
-            if obj["metadata"]["labels"][names.LABEL_COMPONENT] == names.COMPONENT_INSPECTION:
-                inspections.append(obj)
+            if obj["metadata"]["labels"][names.LABEL_COMPONENT] in LABELLED:
+                labelled.append(obj)
             else:
                 children[Ref.of(obj)] = obj
             if obj["kind"] == "PersistentVolumeClaim":
                 claims[obj["metadata"]["name"]] = obj
-        return Observed(children, tuple(inspections), pods, claims, nodes=nodes)
+        return Observed(children, tuple(labelled), pods, claims, nodes=nodes)
 
     return make
 

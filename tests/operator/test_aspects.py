@@ -8,9 +8,10 @@ import pytest
 
 from speccache_api import names
 from speccache_api.geometry import Inspection, builtin_facts
+from speccache_api.storage_target import resolve
 from speccache_operator.children.context import RuntimeImage
 from speccache_operator.children.inspection_record import RECORD_KEY
-from speccache_operator.decide import inspection, memory, sharing, storage
+from speccache_operator.decide import inquiry, inspection, memory, sharing, storage
 from speccache_operator.decide.conditions import Reason
 from speccache_operator.observe.observed import NodeCapacity, Observed
 
@@ -83,7 +84,7 @@ def look(resource: Any, image: RuntimeImage, now: Any, models: Any) -> Any:
     """The inspection's finding for models on claims."""
 
     def run(*inspections: Any, pods: Any = (), **fields: Any) -> inspection.Finding:
-        observed = Observed(inspections=inspections, pods=tuple(pods), claims=models)
+        observed = Observed(labelled=inspections, pods=tuple(pods), claims=models)
         return inspection.look(resource(**(ON_CLAIMS | fields)), observed, image, now)
 
     return run
@@ -153,10 +154,10 @@ def test_the_job_is_kept_until_its_result_is_recorded(
     done = (job("Complete"),)
     pods = (ended(inspected.to_json()),)
     parsed = resource(**ON_CLAIMS)
-    before = Observed(inspections=done, pods=pods, claims=models)
+    before = Observed(labelled=done, pods=pods, claims=models)
     assert inspection.look(parsed, before, image, now).wanted.running
     both = (*done, record(inspected.to_json()))
-    after = Observed(inspections=both, pods=pods, claims=models)
+    after = Observed(labelled=both, pods=pods, claims=models)
     assert not inspection.look(parsed, after, image, now).wanted.running
 
 
@@ -196,8 +197,8 @@ def test_while_attempts_are_left_the_last_failure_is_told(look: Any, job: Any, e
 
 def test_a_job_that_gets_no_pod_is_told(look: Any, job: Any) -> None:
     early = look(job(age=5.0))
-    assert (early.condition.reason, early.again_after) == (Reason.INSPECTION_RUNNING, inspection.PATIENCE_SECONDS - 5)
-    late = look(job(age=inspection.PATIENCE_SECONDS))
+    assert (early.condition.reason, early.again_after) == (Reason.INSPECTION_RUNNING, inquiry.PATIENCE_SECONDS - 5)
+    late = look(job(age=inquiry.PATIENCE_SECONDS))
     assert (late.condition.status, late.condition.reason) == ("False", Reason.PODS_MISSING)
     assert "quota" in late.condition.message
     assert late.wanted is not None
@@ -236,7 +237,7 @@ def test_a_missing_claim_is_told_whatever_is_known_of_the_model(
 def test_a_record_outlives_a_claim_that_is_missing_for_a_while(
     resource: Any, image: RuntimeImage, now: Any, record: Any, inspected: Inspection
 ) -> None:
-    state = Observed(inspections=(record(inspected.to_json()),))
+    state = Observed(labelled=(record(inspected.to_json()),))
     finding = inspection.look(resource(**ON_CLAIMS), state, image, now)
     assert finding.condition.reason is Reason.MODEL_CLAIM_NOT_FOUND
     assert Inspection.from_json(finding.wanted.result) == inspected
@@ -311,6 +312,17 @@ CREATED = {"spec.kvCache.storage": {"persistentVolumeClaim": {"size": "1Gi"}}}
 NAMED = {"spec.kvCache.storage": {"persistentVolumeClaim": {"claimName": "mine"}}}
 
 
+@pytest.fixture
+def look_at_storage(resource: Any, image: RuntimeImage, now: Any) -> Any:
+    """The finding for a resource with these fields in a state."""
+
+    def run(observed: Observed, **fields: Any) -> storage.Finding:
+        parsed = resource(**fields)
+        return storage.look(parsed, resolve(parsed), observed, image, now)
+
+    return run
+
+
 @pytest.mark.parametrize(
     ("replicas", "modes", "phase", "status", "reason", "usable"),
     [
@@ -326,31 +338,38 @@ NAMED = {"spec.kvCache.storage": {"persistentVolumeClaim": {"claimName": "mine"}
     ],
 )
 def test_a_named_claim(
-    replicas: int, modes: list[str], phase: str, status: str, reason: Reason, usable: bool, resource: Any, claim: Any
+    replicas: int,
+    modes: list[str],
+    phase: str,
+    status: str,
+    reason: Reason,
+    usable: bool,
+    look_at_storage: Any,
+    claim: Any,
 ) -> None:
     state = Observed(claims={"mine": claim("mine", *modes, phase=phase)})
-    finding = storage.look(resource(**NAMED, **{"spec.replicas": replicas}), state)
+    finding = look_at_storage(state, **NAMED, **{"spec.replicas": replicas})
     assert (finding.condition.status, finding.condition.reason) == (status, reason)
     assert finding.usable is usable
 
 
-def test_a_claim_that_is_being_deleted_is_not_used(resource: Any, claim: Any) -> None:
+def test_a_claim_that_is_being_deleted_is_not_used(look_at_storage: Any, claim: Any) -> None:
     state = Observed(claims={"mine": claim("mine", deletionTimestamp="2026-11-21T00:00:00Z")})
-    assert storage.look(resource(**NAMED), state).condition.reason is Reason.CLAIM_DELETING
+    assert look_at_storage(state, **NAMED).condition.reason is Reason.CLAIM_DELETING
 
 
-def test_a_claim_yet_to_be_made_is_no_obstacle(resource: Any) -> None:
-    finding = storage.look(resource(**CREATED), Observed())
+def test_a_claim_yet_to_be_made_is_no_obstacle(look_at_storage: Any) -> None:
+    finding = look_at_storage(Observed(), **CREATED)
     assert (finding.condition.reason, finding.usable) == (Reason.CLAIM_PENDING, True)
 
 
-def test_no_storage_tier_is_fine(resource: Any) -> None:
-    finding = storage.look(resource(), Observed())
+def test_no_storage_tier_is_fine(look_at_storage: Any) -> None:
+    finding = look_at_storage(Observed())
     assert (finding.condition.status, finding.condition.reason) == ("True", Reason.NO_STORAGE_TIER)
 
 
-def test_findings_are_values(resource: Any) -> None:
-    finding = storage.look(resource(), Observed())
+def test_findings_are_values(look_at_storage: Any) -> None:
+    finding = look_at_storage(Observed())
     with pytest.raises(dataclasses.FrozenInstanceError):
         finding.usable = False  # type: ignore[misc]
 
@@ -400,6 +419,14 @@ def test_which_claims_two_pods_can_mount(
     # The models' claims are mounted as well.
     models = {"spec.model": {"uri": "pvc://mine/x"}, "spec.speculative": None}
     assert sharing.look(resource(**models), state) is shared
+
+
+def test_a_bucket_is_shared_from_every_node(resource: Any, claim: Any) -> None:
+    bucket = {"spec.kvCache.storage": {"s3": {"bucket": "pages"}}}
+    assert sharing.look(resource(**bucket), Observed())
+    # What else the pods mount still counts.
+    models = {**bucket, "spec.model": {"uri": "pvc://mine/x"}, "spec.speculative": None}
+    assert not sharing.look(resource(**models), Observed(claims={"mine": claim("mine", "ReadWriteOnce")}))
 
 
 def test_sharing_without_claims_and_with_one_that_is_not_made_yet(resource: Any) -> None:

@@ -9,6 +9,7 @@ from speccache_api import names
 from speccache_api.geometry import builtin_facts
 from speccache_api.quantity import format_bytes
 from speccache_api.sizing import size_memory
+from speccache_api.storage_target import resolve
 from speccache_api.wire import WireDocument, build_wire
 from speccache_operator.children import (
     claim,
@@ -23,7 +24,7 @@ from speccache_operator.children import (
     service_account,
 )
 from speccache_operator.children.answer import Answer
-from speccache_operator.children.context import BuildContext, InspectionJob, RuntimeImage, Sized
+from speccache_operator.children.context import BuildContext, Inquiry, RuntimeImage, Sized
 from speccache_operator.children.inspection_record import RECORD_KEY
 from speccache_operator.children.table import CHILDREN, Part
 from speccache_operator.kinds import CLAIM
@@ -57,7 +58,15 @@ def context(resource: Any) -> Any:
         facts = builtin_facts("tiny")
         memory = size_memory(parsed.spec, facts)
         sized = Sized(memory, build_wire(parsed, facts, memory))
-        return BuildContext(parsed, image or RuntimeImage("runtime:1"), sized, InspectionJob("chat-inspect-1", "{}"))
+        return BuildContext(
+            parsed,
+            image or RuntimeImage("runtime:1"),
+            sized,
+            Inquiry("chat-inspect-1", "{}"),
+            resolve(parsed),
+            Inquiry("chat-storage-1", '{"ok": true}'),
+            "ab" * 32,
+        )
 
     return make
 

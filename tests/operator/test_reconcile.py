@@ -4,16 +4,20 @@ The memory keeps objects as they are applied; what a real API server adds is tes
 """
 
 import copy
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
+from speccache_api import names
 from speccache_operator.children.context import RuntimeImage
+from speccache_operator.decide.removal import ATTEMPTS, RETRY_SECONDS
 from speccache_operator.errors import Conflict, Refused, Unavailable
 from speccache_operator.kinds import (
     CLAIM,
     CONFIG_MAP,
     DEPLOYMENT,
+    JOB,
     NODE,
     POD,
     POD_DISRUPTION_BUDGET,
@@ -40,6 +44,7 @@ class Memory:
         self.version = 0
         self.requests = 0
         self.writes: list[str] = []
+        self.deleted: list[Ref] = []
         self.fail_at: int | None = None
         self.before = True
         self.error: Exception = Unavailable("cut")
@@ -73,7 +78,9 @@ class Memory:
 
     async def merge(self, ref: Ref, patch: Object) -> Object:
         self._write(f"merge {ref}")
-        return copy.deepcopy(self._put({**self.objects[ref], "spec": {**self.objects[ref]["spec"], **patch["spec"]}}))
+        live = self.objects[ref]
+        parts = {part: {**live[part], **patch[part]} for part in ("spec", "data") if part in patch}
+        return copy.deepcopy(self._put({**live, **parts}))
 
     async def create(self, obj: Object) -> Object:
         self._write(f"create {obj['kind']}")
@@ -86,12 +93,14 @@ class Memory:
         self._write(f"delete {ref}")
         if ref in self.objects and self.objects[ref]["metadata"]["uid"] == uid:
             del self.objects[ref]
+            self.deleted.append(ref)
 
     def _put(self, obj: Any) -> dict[str, Any]:
         ref = Ref.of(obj)
         old = self.objects.get(ref)
         new = copy.deepcopy(dict(obj))
-        new["metadata"].setdefault("uid", f"uid-{ref}")
+        new["metadata"].setdefault("uid", f"uid-{ref}-{self.deleted.count(ref)}")
+        new["metadata"].setdefault("creationTimestamp", datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
         new["metadata"].setdefault("generation", 1)
         if old is None or {**old, "metadata": {}} != {**new, "metadata": {}} or old["metadata"] != new["metadata"]:
             self.version += 1
@@ -120,7 +129,8 @@ def _state(memory: Memory) -> dict[str, Any]:
     state = {}
     for ref, obj in memory.objects.items():
         obj = copy.deepcopy(obj)
-        obj["metadata"].pop("resourceVersion")
+        for field in ("resourceVersion", "creationTimestamp"):
+            obj["metadata"].pop(field)
         for condition in obj.get("status", {}).get("conditions", []):
             condition.pop("lastTransitionTime")
         state[f"{ref}"] = obj
@@ -180,6 +190,22 @@ async def test_a_refused_object_stops_what_needs_it_and_is_told(raw: Any) -> Non
     assert not any(write.startswith("apply Deployment") for write in memory.writes)
     conditions = {c["type"]: c for c in memory.objects[Ref(RESOURCE, "demo", "chat")]["status"]["conditions"]}
     assert conditions["Ready"]["reason"] == conditions["StorageReady"]["reason"] == "ClaimRefused"
+
+
+async def test_a_claim_that_cannot_grow_is_told_and_stops_nothing(raw: Any) -> None:
+    memory = Memory(raw(**STORAGE))
+    await _until_quiet(_reconciler(memory), memory)
+    larger = {"spec.kvCache.storage": {"persistentVolumeClaim": {"size": "2Gi"}}, "spec.kvCache.host": {"tokens": 640}}
+    memory._put(raw(**larger))
+    memory.refuse = CLAIM
+    result = await _reconciler(memory).reconcile(KEY)
+    assert result.failed, "it is tried again: the class may allow it one day"
+    assert any(write.startswith("apply Deployment") for write in memory.writes)
+    conditions = {c["type"]: c for c in memory.objects[Ref(RESOURCE, "demo", "chat")]["status"]["conditions"]}
+    assert conditions["StorageReady"]["reason"] == conditions["ChildrenApplied"]["reason"] == "ClaimCannotGrow"
+    assert "from 1Gi to 2Gi: exceeded quota; set allowVolumeExpansion: true" in conditions["StorageReady"]["message"]
+    assert "size back to 1Gi" in conditions["StorageReady"]["message"]
+    assert (conditions["Ready"]["reason"], conditions["Progressing"]["reason"]) == ("PodsMissing", "RollingOut")
 
 
 @pytest.mark.parametrize("wanted", [{"spec.podDisruptionBudget": {"maxUnavailable": 1}}, {}], ids=["wanted", "not"])
@@ -317,3 +343,113 @@ async def test_nodes_are_read_once_for_many_passes() -> None:
     clock[0] = NODES_SECONDS
     await nodes.capacities()
     assert cluster.requests == 2
+
+
+# What a deleted resource left in a bucket
+
+
+BUCKET = {"spec.kvCache.storage": {"s3": {"bucket": "pages"}, "retention": "Delete"}}
+
+
+def _ended(memory: Memory, job: dict[str, Any], how: str, seconds: float = 0.0) -> None:
+    when = (datetime.now(UTC) - timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    condition = {"type": how, "status": "True", "lastTransitionTime": when}
+    memory._put({**job, "status": {"conditions": [condition]}})
+
+
+def _jobs(memory: Memory) -> list[dict[str, Any]]:
+    found = [obj for ref, obj in memory.objects.items() if ref.kind is JOB and "-remove-" in ref.name]
+    assert not any("ownerReferences" in job["metadata"] for job in found)
+    return found
+
+
+def _records(memory: Memory) -> list[dict[str, Any]]:
+    return [obj for ref, obj in memory.objects.items() if ref.kind is CONFIG_MAP and "-remove-" in ref.name]
+
+
+@pytest.fixture
+async def left(raw: Any) -> Memory:
+    """A cluster whose resource with a bucket and retention Delete has been served, and is gone."""
+    memory = Memory(raw(**BUCKET))
+    await _reconciler(memory).reconcile(KEY)
+    assert _records(memory)
+    for ref in [ref for ref, obj in memory.objects.items() if obj["metadata"].get("ownerReferences")]:
+        del memory.objects[ref]
+    del memory.objects[Ref(RESOURCE, "demo", "chat")]
+    return memory
+
+
+async def test_a_deleted_resources_pages_are_removed_by_a_job_and_then_forgotten(left: Memory) -> None:
+    assert await _until_quiet(_reconciler(left), left) == 2
+    (job,) = _jobs(left)
+    assert await _until_quiet(_reconciler(left), left) == 1, "another operator finds the Job and waits"
+    _ended(left, job, "Complete")
+    await _reconciler(left).reconcile(KEY)
+    assert not _records(left)
+    assert "create Event" in left.writes
+
+
+async def test_nothing_is_removed_while_the_resource_lives(raw: Any) -> None:
+    memory = Memory(raw(**BUCKET))
+    await _until_quiet(_reconciler(memory), memory)
+    assert _records(memory)
+    assert not _jobs(memory)
+
+
+async def test_nothing_is_removed_while_its_pods_still_write(left: Memory, pod: Any) -> None:
+    draining = pod()
+    left._put({**draining, "metadata": {**draining["metadata"], "namespace": "demo"}})
+    await _until_quiet(_reconciler(left), left)
+    assert not _jobs(left)
+    del left.objects[Ref(POD, "demo", "chat-0")]
+    await _until_quiet(_reconciler(left), left)
+    assert _jobs(left)
+
+
+async def test_a_successor_of_the_name_serves_while_its_predecessors_pages_are_removed(left: Memory, raw: Any) -> None:
+    left._put(raw(**{"metadata.uid": "u-2", "spec.kvCache.storage": BUCKET["spec.kvCache.storage"]}))
+    await _until_quiet(_reconciler(left), left)
+    assert {record["metadata"]["labels"][names.LABEL_RESOURCE_UID] for record in _records(left)} == {"u-1", "u-2"}
+    (job,) = _jobs(left)
+    _ended(left, job, "Complete")
+    await _until_quiet(_reconciler(left), left)
+    assert {record["metadata"]["labels"][names.LABEL_RESOURCE_UID] for record in _records(left)} == {"u-2"}
+
+
+async def test_a_refused_removal_does_not_hold_up_a_successor(left: Memory, raw: Any) -> None:
+    left._put(raw(**{"metadata.uid": "u-2"}))
+    left.refuse = JOB
+    result = await _reconciler(left).reconcile(KEY)
+    assert result.again_after is not None
+    assert Ref(DEPLOYMENT, "demo", "chat") in left.objects
+
+
+async def test_a_failing_removal_is_tried_a_bounded_number_of_times(left: Memory) -> None:
+    for attempt in range(1, ATTEMPTS + 1):
+        await _until_quiet(_reconciler(left), left)
+        (job,) = _jobs(left)
+        assert _records(left)[0]["data"].get("attempts", "0") == str(attempt - 1)
+        _ended(left, job, "Failed")
+        result = await _reconciler(left).reconcile(KEY)
+        assert "create Event" in left.writes
+        assert _records(left)[0]["data"]["attempts"] == str(attempt)
+        result = await _reconciler(left).reconcile(KEY)
+        assert (result.again_after is not None) is (attempt < ATTEMPTS)
+        _ended(left, job, "Failed", RETRY_SECONDS)
+    assert await _until_quiet(_reconciler(left), left) == 1
+    assert "given up" in _records(left)[0]["data"]["failure"]
+    left.objects = {ref: obj for ref, obj in left.objects.items() if ref.kind is not JOB}  # its time is up
+    assert await _until_quiet(_reconciler(left), left) == 1
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["request lost", "answer lost"])
+async def test_a_removal_cut_off_at_any_request_still_ends(before: bool, left: Memory) -> None:
+    for number in range(8):
+        memory = Memory(*left.objects.values())
+        memory.fail_at, memory.before = number, before
+        await _until_quiet(_reconciler(memory), memory)
+        (job,) = _jobs(memory)
+        _ended(memory, job, "Complete")
+        memory.requests = 0
+        await _until_quiet(_reconciler(memory), memory)
+        assert not _records(memory), f"cut at request {number}"

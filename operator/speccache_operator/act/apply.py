@@ -5,7 +5,7 @@ closes: an object that was replaced meanwhile is a conflict. A creation has no s
 object of the same name that somebody makes in that very moment is taken over.
 """
 
-from speccache_operator.children import workload
+from speccache_operator.children import claim, workload
 from speccache_operator.children.table import CHILDREN, Child, Part
 from speccache_operator.cluster import Cluster
 from speccache_operator.decide.conditions import head
@@ -52,12 +52,12 @@ class _Hands:
     @property
     def lack_something_needed(self) -> bool:
         """Pods could not be what the plan says."""
-        return any(found.child.part is Part.NEEDED for found in self.hindrances)
+        return any(found.lacks_something_needed for found in self.hindrances)
 
     @property
     def lack_pods(self) -> bool:
         """Pods are not what the plan says, so there should not be more of them."""
-        return any(found.child.part in (Part.NEEDED, Part.RUNS) for found in self.hindrances)
+        return any(found.stops and found.child.part in (Part.NEEDED, Part.RUNS) for found in self.hindrances)
 
     async def apply(self, step: Apply) -> None:
         ref = Ref.of(step.obj)
@@ -66,7 +66,7 @@ class _Hands:
                 await self._merge(ref, {**step.reset, "metadata": {"uid": step.uid}})
             result = await self._cluster.apply(_body(step))
         except Refused as error:
-            self._refused(step.child, ref, error)
+            self._refused(step.child, ref, error, step.obj)
         except NotFound:
             if step.child.part is not Part.OPTIONAL:
                 raise  # the namespace is going
@@ -106,7 +106,11 @@ class _Hands:
         if _content(result) != _content(self._observed.at(write.ref)):
             self.writes.append(write)
 
-    def _refused(self, child: Child, ref: Ref, error: Refused) -> None:
+    def _refused(self, child: Child, ref: Ref, error: Refused, wanted: Object | None = None) -> None:
+        live = self._observed.claims.get(ref.name) if child.kind is CLAIM else None
+        if live is not None and wanted is not None and claim.grows(live, wanted):
+            self.hindrances.append(Hindrance(child, ref, Reason.CLAIM_CANNOT_GROW, _cannot_grow(live, wanted, error)))
+            return
         text = f"the API server refuses {ref}: {head(error.message)}"
         if child.kind is not CLAIM:
             text += f"; if somebody changed {ref}, delete it: it is made anew"
@@ -116,6 +120,14 @@ class _Hands:
         kind = child.kind
         text = f"this cluster does not serve {kind.name} of {kind.api_version}; {ref} is made once it does"
         self.hindrances.append(Hindrance(child, ref, Reason.KIND_NOT_SERVED, text))
+
+
+def _cannot_grow(live: Object, wanted: Object, error: Refused) -> str:
+    return (
+        f"claim {live['metadata']['name']} cannot grow from {claim.requested(live)} to {claim.requested(wanted)}:"
+        f" {head(error.message)}; set allowVolumeExpansion: true in its StorageClass, or set"
+        f" spec.kvCache.storage.persistentVolumeClaim.size back to {claim.requested(live)}. Pods go on with it as it is"
+    )
 
 
 def _content(obj: Object | None) -> Object | None:

@@ -16,7 +16,7 @@ _MOST = 1000
 
 @dataclass(frozen=True, slots=True)
 class EventNote:
-    """One event about the resource."""
+    """One event about an object."""
 
     warning: bool
     reason: str
@@ -59,7 +59,7 @@ def of_writes(writes: Iterable[Write]) -> tuple[EventNote, ...]:
 
 
 def event_object(raw: Object, note: EventNote, instance: str, now: datetime) -> Object:
-    """The Event to create. Its name is unique; the API server deletes it after its time."""
+    """The Event about `raw` to create. Its name is unique; the API server deletes it after its time."""
     meta = raw["metadata"]
     stamp = now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")
     return {
@@ -67,8 +67,8 @@ def event_object(raw: Object, note: EventNote, instance: str, now: datetime) -> 
         "kind": EVENT.name,
         "metadata": {"name": f"{meta['name']}.{uuid.uuid4().hex[:16]}", "namespace": meta["namespace"]},
         "involvedObject": {
-            "apiVersion": names.API_VERSION,
-            "kind": names.KIND,
+            "apiVersion": raw["apiVersion"],
+            "kind": raw["kind"],
             **{key: meta[key] for key in ("name", "namespace", "uid", "resourceVersion")},
         },
         "type": "Warning" if note.warning else "Normal",

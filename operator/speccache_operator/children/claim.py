@@ -17,9 +17,9 @@ def build(ctx: BuildContext) -> Built:
     operator is needed to keep the data. With Delete it is owned like every other child.
     """
     storage = ctx.resource.spec.kv_cache.storage
-    if storage is None:
+    wanted = storage.persistent_volume_claim if storage is not None else None
+    if storage is None or wanted is None:
         return Answer.UNKNOWN
-    wanted = storage.persistent_volume_claim
     name = names.claim_name(ctx.resource.name)
     live = ctx.storage.claims.get(name)
     if live is not None and not ctx.storage.usable:
@@ -46,7 +46,7 @@ def _released(ctx: BuildContext, live: Object) -> Built:
     kept = {"accessModes", "storageClassName"} & live["spec"].keys()
     spec = {
         **{key: live["spec"][key] for key in sorted(kept)},
-        "resources": {"requests": {"storage": _requested(live)}},
+        "resources": {"requests": {"storage": requested(live)}},
     }
     return _claim(orphan_metadata(ctx, live["metadata"]["name"], names.COMPONENT_STORAGE), spec)
 
@@ -54,13 +54,19 @@ def _released(ctx: BuildContext, live: Object) -> Built:
 def _size(wanted: int, live: Object | None) -> str:
     """The size to ask for: that of `live` when somebody has enlarged it, as a claim can grow and never shrink."""
     planned = format_bytes(wanted)
-    if live is None or parse_amount(_requested(live)) <= parse_amount(planned):
+    if live is None or parse_amount(requested(live)) <= parse_amount(planned):
         return planned
-    return _requested(live)
+    return requested(live)
 
 
-def _requested(live: Object) -> str:
-    return str(live["spec"]["resources"]["requests"]["storage"])
+def grows(live: Object, planned: Object) -> bool:
+    """True when `planned` asks for more than the claim `live` does."""
+    return parse_amount(requested(planned)) > parse_amount(requested(live))
+
+
+def requested(claim: Object) -> str:
+    """The size that the claim asks for."""
+    return str(claim["spec"]["resources"]["requests"]["storage"])
 
 
 def _claim(meta: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:

@@ -5,13 +5,14 @@ from dataclasses import dataclass, field
 
 from speccache_api.resource import SpecCacheDeployment
 from speccache_api.sizing import MemoryPlan
+from speccache_api.storage_target import StorageTarget
 from speccache_api.wire import WireDocument
 from speccache_operator.kinds import Object
 
 
 @dataclass(frozen=True, slots=True)
 class RuntimeImage:
-    """The image of served pods and inspection Jobs, and how to get it. `pull_secrets` are names of Secrets."""
+    """The image of served pods and of the Jobs beside them, and how to get it. `pull_secrets` are names of Secrets."""
 
     name: str
     pull_policy: str = "IfNotPresent"
@@ -27,8 +28,8 @@ class Sized:
 
 
 @dataclass(frozen=True, slots=True)
-class InspectionJob:
-    """An inspection to run or to keep. `name` is the Job's and its record's; it changes with what is inspected.
+class Inquiry:
+    """A Job that is asked one thing. `name` is the Job's and its record's; it changes with what is asked.
 
     `result` is the JSON to record, None until there is one. `running` says that the Job must exist.
     """
@@ -52,14 +53,18 @@ class Storage:
 class BuildContext:
     """The argument of every builder. A part that is None is not known yet, or not wanted.
 
-    `shared`: two pods may run at the same time, wherever they are put. `serving`: every wanted pod of the workload that
-    is there now is ready.
+    `target` is where pages are stored, `check` the Job that tries it, `fingerprint` what the pages of the model lie
+    below there; None while nobody has read the model. `shared`: two pods may run at the same time, wherever they are
+    put. `serving`: every wanted pod of the workload that is there now is ready.
     """
 
     resource: SpecCacheDeployment
     image: RuntimeImage
     sized: Sized | None = None
-    inspection: InspectionJob | None = None
+    inspection: Inquiry | None = None
+    target: StorageTarget | None = None
+    check: Inquiry | None = None
+    fingerprint: str | None = None
     storage: Storage = field(default_factory=Storage)
     shared: bool = True
     serving: bool = False

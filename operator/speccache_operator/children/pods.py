@@ -1,11 +1,12 @@
-"""Parts of pod specs that the served pods and the inspection pod share: restricted security, and volumes of claims."""
+"""Parts of pod specs that the served pods and those of Jobs share: identity, restricted security, volumes of claims."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from speccache_api import names
-from speccache_operator.children.context import BuildContext
+from speccache_api.storage_target import BucketTarget
+from speccache_operator.children.context import BuildContext, RuntimeImage
 from speccache_operator.children.mounts import ModelMount
 
 USER = 65532
@@ -86,22 +87,69 @@ def container_security() -> dict[str, Any]:
     }
 
 
-def base_spec(ctx: BuildContext) -> dict[str, Any]:
-    """Fields of a pod spec that do not depend on what the pod does."""
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The ServiceAccount that a pod runs as. `ours`: the operator made it, and put the pull secrets on it."""
+
+    name: str
+    ours: bool
+
+
+def own_account(ctx: BuildContext) -> Account:
+    """The one that the operator makes for the resource."""
+    return Account(names.service_account_name(ctx.resource.name), ours=True)
+
+
+def served_account(ctx: BuildContext) -> Account:
+    """The one that the served pods run as: that of the bucket, if it names one."""
+    named = ctx.target.service_account if isinstance(ctx.target, BucketTarget) else None
+    return own_account(ctx) if named is None else Account(named, ours=False)
+
+
+def base_spec(image: RuntimeImage, account: Account) -> dict[str, Any]:
+    """Fields of a pod spec that do not depend on what the pod does. The token of a web identity is not mounted by
+    `automountServiceAccountToken`: it is a volume of its own, which the cluster's webhook adds.
+    """
+    pull = {} if account.ours or not image.pull_secrets else {"imagePullSecrets": image_pull_secrets(image)}
     return {
-        "serviceAccountName": names.service_account_name(ctx.resource.name),
+        "serviceAccountName": account.name,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": pod_security(),
+        **pull,
     }
 
 
-def base_container(ctx: BuildContext) -> dict[str, Any]:
+def image_pull_secrets(image: RuntimeImage) -> list[dict[str, Any]]:
+    """References to the Secrets with which the image is pulled."""
+    return [{"name": name} for name in image.pull_secrets]
+
+
+def base_container(image: RuntimeImage) -> dict[str, Any]:
     """Fields of the runtime container that do not depend on what it does."""
     return {
         "name": names.CONTAINER_NAME,
-        "image": ctx.image.name,
-        "imagePullPolicy": ctx.image.pull_policy,
+        "image": image.name,
+        "imagePullPolicy": image.pull_policy,
         "securityContext": container_security(),
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
+
+
+def short_pod(
+    image: RuntimeImage,
+    account: Account,
+    command: list[str],
+    volumes: list[dict[str, Any]],
+    mounts: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """The spec of a pod that does one thing and ends. What it takes is importing the libraries."""
+    scratch, scratch_mount = scratch_volume()
+    container = {
+        **base_container(image),
+        "command": command,
+        "env": environment(),
+        "resources": {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"cpu": "1", "memory": "2Gi"}},
+        "volumeMounts": [scratch_mount, *mounts],
+    }
+    return {**base_spec(image, account), "containers": [container], "volumes": [scratch, *volumes]}

@@ -3,6 +3,7 @@
 from typing import Any
 
 from speccache_api import names
+from speccache_operator.children import pods
 from speccache_operator.children.answer import Built
 from speccache_operator.children.context import BuildContext
 from speccache_operator.children.meta import metadata
@@ -18,5 +19,5 @@ def build(ctx: BuildContext) -> Built:
         "automountServiceAccountToken": False,
     }
     if ctx.image.pull_secrets:
-        account["imagePullSecrets"] = [{"name": name} for name in ctx.image.pull_secrets]
+        account["imagePullSecrets"] = pods.image_pull_secrets(ctx.image)
     return account

@@ -21,6 +21,9 @@ from speccache_operator.children import (
     service,
     service_account,
     stateful_set,
+    storage_check_job,
+    storage_check_record,
+    storage_removal,
 )
 from speccache_operator.children.answer import Built
 from speccache_operator.children.context import BuildContext
@@ -52,27 +55,41 @@ class Child:
     """One child, or with a changing name one sort of them.
 
     `name` makes its name from the resource's. None: it has a changing name, and there may be several; they are
-    found by the labels of an inspection. `watched`: its events wake the resource. `applied`: False for what only ever
-    is deleted. `deleted`: its builder may answer ABSENT. `fixed`: it cannot change; a new one is made when it is gone.
+    found by the label `component`. `watched`: its events wake the resource. `applied`: False for what only ever is
+    deleted. `deleted`: its builder may answer ABSENT. `fixed`: it cannot change; a new one is made when it is gone.
+    `collected`: a new one does not replace those before it.
     """
 
     kind: Kind
     build: Callable[[BuildContext], Built]
     name: Callable[[str], str] | None
     part: Part = Part.BESIDE
+    component: str = names.COMPONENT_SERVER
     watched: bool = True
     applied: bool = True
     deleted: bool = False
     fixed: bool = False
+    collected: bool = False
 
 
 CHILDREN: tuple[Child, ...] = (
     Child(SERVICE_ACCOUNT, service_account.build, names.service_account_name, Part.NEEDED),
     Child(SERVICE, service.build, names.service_name),
     Child(SERVICE, headless_service.build, names.headless_service_name),
-    Child(JOB, inspection_job.build, None, Part.RUNS, deleted=True, fixed=True),
+    Child(JOB, inspection_job.build, None, Part.RUNS, names.COMPONENT_INSPECTION, deleted=True, fixed=True),
+    Child(JOB, storage_check_job.build, None, Part.RUNS, names.COMPONENT_STORAGE_CHECK, deleted=True, fixed=True),
     Child(CLAIM, claim.build, names.claim_name, Part.NEEDED),
-    Child(CONFIG_MAP, inspection_record.build, None, deleted=True),
+    Child(CONFIG_MAP, inspection_record.build, None, Part.BESIDE, names.COMPONENT_INSPECTION, deleted=True),
+    Child(CONFIG_MAP, storage_check_record.build, None, Part.BESIDE, names.COMPONENT_STORAGE_CHECK, deleted=True),
+    Child(
+        CONFIG_MAP,
+        storage_removal.build,
+        None,
+        Part.NEEDED,
+        names.COMPONENT_STORAGE_REMOVAL,
+        deleted=True,
+        collected=True,
+    ),
     Child(CONFIG_MAP, config_map.build, names.config_map_name, Part.NEEDED),
     Child(DEPLOYMENT, deployment.build, names.workload_name, Part.RUNS),
     Child(STATEFUL_SET, stateful_set.build, names.workload_name, watched=False, applied=False, deleted=True),

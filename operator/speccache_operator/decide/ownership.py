@@ -1,9 +1,10 @@
 """Whose object is this? Nothing is changed or deleted before that is answered with "ours"."""
 
+from collections.abc import Mapping
 from enum import Enum
 
 from speccache_api import names
-from speccache_operator.kinds import CLAIM, Key, Object, kind_of
+from speccache_operator.kinds import CLAIM, CONFIG_MAP, Key, Object, kind_of
 
 
 class Owner(Enum):
@@ -17,14 +18,15 @@ class Owner(Enum):
 def owner_of(obj: Object, key: Key, uid: str) -> Owner:
     """Who owns `obj`, for the resource `key` with this uid.
 
-    Claims are ours by label as well: a retained one outlives its resource and is taken up again.
+    Two kinds of objects outlive their resource and have no owner. Claims are ours by label: a retained one is taken up
+    again. Records of what is to be removed from a bucket are ours with our uid; a predecessor's are its own.
     """
     meta = obj["metadata"]
     if meta.get("deletionTimestamp"):
         return Owner.LEAVING
     controller = next((ref for ref in meta.get("ownerReferences", ()) if ref.get("controller")), None)
     if controller is None:
-        return Owner.OURS if kind_of(obj) is CLAIM and _labelled(obj, key.name) else Owner.FOREIGN
+        return Owner.OURS if _outlives(obj, key.name, uid) else Owner.FOREIGN
     if controller["uid"] == uid:
         return Owner.OURS
     if controller["kind"] == names.KIND and controller["name"] == key.name:
@@ -32,6 +34,13 @@ def owner_of(obj: Object, key: Key, uid: str) -> Owner:
     return Owner.FOREIGN
 
 
-def _labelled(obj: Object, name: str) -> bool:
+def _outlives(obj: Object, name: str, uid: str) -> bool:
+    if kind_of(obj) is CLAIM:
+        return _labelled(obj, names.object_labels(name, names.COMPONENT_STORAGE))
+    wanted = names.object_labels(name, names.COMPONENT_STORAGE_REMOVAL)
+    return kind_of(obj) is CONFIG_MAP and _labelled(obj, {**wanted, names.LABEL_RESOURCE_UID: uid})
+
+
+def _labelled(obj: Object, wanted: Mapping[str, str]) -> bool:
     labels = obj["metadata"].get("labels", {})
-    return all(labels.get(key) == value for key, value in names.object_labels(name, names.COMPONENT_STORAGE).items())
+    return all(labels.get(key) == value for key, value in wanted.items())

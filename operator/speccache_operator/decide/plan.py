@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from speccache_api.resource import SpecCacheDeployment
+from speccache_api.storage_target import resolve
 from speccache_api.wire import build_wire
 from speccache_operator.children import workload
 from speccache_operator.children.answer import Answer
@@ -113,7 +114,8 @@ class _Planner:
         self.memory: memory.Finding | None = None
         if self.inspection.inspection is not None:
             self.memory = memory.look(resource.spec, self.inspection.inspection, observed.nodes)
-        self.storage = storage.look(resource, observed)
+        self.target = resolve(resource)
+        self.storage = storage.look(resource, self.target, observed, image, now)
         self.blockers = self._blockers()
         counts = workload.count(self.live)
         self.context = BuildContext(
@@ -121,6 +123,9 @@ class _Planner:
             image,
             self._sized(),
             self.inspection.wanted,
+            self.target,
+            self.storage.check,
+            status_fields.fingerprint_of(resource, self.inspection.inspection),
             Storage(self.storage.usable, observed.claims),
             shared=sharing.look(resource, observed),
             serving=counts.current and counts.ready >= resource.spec.wanted_replicas,
@@ -130,7 +135,7 @@ class _Planner:
         steps = _Steps()
         for child in CHILDREN:
             self._add(steps, child)
-        may_grow = not self.blockers and not any(found.child.part is Part.NEEDED for found in steps.hindrances)
+        may_grow = not self.blockers and not any(found.lacks_something_needed for found in steps.hindrances)
         scale = _scale(self.judged, self.observed, may_grow=may_grow)
         return Plan(
             aspects=self._aspects(),
@@ -164,7 +169,7 @@ class _Planner:
         hindrance = self._hindrance(child, ref, live)
         if hindrance is not None:
             steps.hindrances.append(hindrance)
-        elif child.part is not Part.RUNS or not any(found.child.part is Part.NEEDED for found in steps.hindrances):
+        elif child.part is not Part.RUNS or not any(found.lacks_something_needed for found in steps.hindrances):
             steps.apply += self._write(child, wanted, live)
 
     def _hindrance(self, child: Child, ref: Ref, live: Object | None) -> Hindrance | None:
@@ -199,14 +204,16 @@ class _Planner:
         gone = []
         for live in self._there(child):
             ref = Ref.of(live)
-            stale = ref != keep or (child.fixed and wanted is not None and replanned(live, wanted))
+            stale = (ref != keep and not (child.collected and wanted is not None)) or (
+                child.fixed and wanted is not None and replanned(live, wanted)
+            )
             if stale and owner_of(live, self.judged.key, self.judged.uid) is Owner.OURS:
                 gone.append(Delete(child, ref, live["metadata"]["uid"]))
         return gone
 
     def _there(self, child: Child) -> Sequence[Object]:
         if child.name is None:
-            return [obj for obj in self.observed.inspections if Ref.of(obj).kind is child.kind]
+            return self.observed.named_by_label(child.kind, child.component)
         live = self.observed.at(Ref(child.kind, self.judged.key.namespace, child.name(self.judged.key.name)))
         return [] if live is None else [live]
 
@@ -240,7 +247,11 @@ class _Planner:
         return found
 
     def _again_after(self, hindrances: Sequence[Hindrance]) -> float | None:
-        wishes = [self.inspection.again_after, self.memory.again_after if self.memory else None]
+        wishes = [
+            self.inspection.again_after,
+            self.storage.again_after,
+            self.memory.again_after if self.memory else None,
+        ]
         wishes.append(recheck_after(workload.pods(self.judged.uid, self.observed.pods), self.now))
         if any(found.reason is Reason.WAITING_FOR_DELETION for found in hindrances):
             wishes.append(WAIT_FOR_DELETION_SECONDS)

@@ -2,6 +2,8 @@
 
 from enum import IntEnum, StrEnum
 
+from speccache_api import names
+
 
 class Weight(IntEnum):
     """How much a person has to care."""
@@ -64,8 +66,22 @@ class Reason(StrEnum):
     CLAIM_DELETING = "ClaimDeleting"  # somebody deleted it
     CLAIM_NOT_OWNED = "ClaimNotOwned"  # a foreign claim has the name of the one to create
     CLAIM_REFUSED = "ClaimRefused"  # the API server refuses to create or change it
+    CLAIM_CANNOT_GROW = names.CLAIM_CANNOT_GROW  # the API server refuses a larger size; pods go on with the old one
     ACCESS_MODE_NOT_SHARED = "AccessModeNotShared"  # several replicas, and the claim cannot be shared
     ACCESS_MODE_READ_ONLY = "AccessModeReadOnly"  # the claim cannot be written
+    BUCKET_READY = "BucketReady", Weight.GOOD  # a Job has used the bucket as pods do
+    STORAGE_CHECK_RUNNING = "StorageCheckRunning", Weight.STEP  # the Job is made, or its pod has not ended
+    NO_CREDENTIALS = "NoCredentials"  # no Secret, no keys in it, and no identity of the pod
+    CREDENTIALS_EXPIRED = "CredentialsExpired"  # they were good once
+    ACCESS_DENIED = "AccessDenied"  # the server knows the identity, or not, and says no
+    BUCKET_NOT_FOUND = "BucketNotFound"  # there is a server, and it has no such bucket
+    WRONG_REGION = "WrongRegion"  # the bucket is in another region
+    ENDPOINT_UNREACHABLE = "EndpointUnreachable"  # no such host, or nobody answers there
+    TLS_FAILED = "TlsFailed"  # its certificate is not to be trusted, or it does not speak TLS
+    CLOCK_SKEW = "ClockSkew"  # the clocks of node and server are too far apart for signed requests
+    STORAGE_TIMEOUT = "Timeout"  # it takes requests and does not answer them
+    CONDITIONAL_PUT_UNSUPPORTED = "ConditionalPutUnsupported"  # If-None-Match is not honoured: writers would overwrite
+    STORAGE_CHECK_FAILED = "StorageCheckFailed"  # anything else; the message has the server's words
 
     # ChildrenApplied, and Progressing and Ready when it is the cause
     APPLIED = "Applied", Weight.GOOD  # every child is as planned

@@ -2,14 +2,16 @@
 
 Then a new one can serve before an old one ends.
 
-It depends on every claim that they mount. ReadWriteOnce means one node: a volume that may be attached to any node keeps
-the second pod waiting, wherever the scheduler puts it; one that only a single node can reach brings both pods there.
+A bucket is no matter of nodes. Otherwise it depends on every claim that they mount. ReadWriteOnce means one node: a
+volume that may be attached to any node keeps the second pod waiting, wherever the scheduler puts it; one that only a
+single node can reach brings both pods there.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from speccache_api.resource import SpecCacheDeployment
+from speccache_api.storage_target import VolumeTarget, resolve
 from speccache_operator.children.mounts import model_mounts
 from speccache_operator.kinds import Object
 from speccache_operator.observe.observed import Observed
@@ -25,12 +27,13 @@ def look(resource: SpecCacheDeployment, observed: Observed) -> bool:
 
 
 def _storage_shared(resource: SpecCacheDeployment, observed: Observed) -> bool:
-    storage, name = resource.spec.kv_cache.storage, resource.storage_claim
-    if storage is None or name is None:
+    storage, target = resource.spec.kv_cache.storage, resolve(resource)
+    if storage is None or storage.persistent_volume_claim is None or not isinstance(target, VolumeTarget):
         return True
-    if name not in observed.claims and storage.persistent_volume_claim.created:
-        return "ReadWriteMany" in storage.persistent_volume_claim.modes
-    return _shared(name, observed)
+    name, wanted = target.claim, storage.persistent_volume_claim
+    if name not in observed.claims and wanted.created:
+        return "ReadWriteMany" in wanted.modes
+    return _shared(str(name), observed)
 
 
 def _shared(name: str, observed: Observed) -> bool:

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from speccache_api import fingerprint, names
+from speccache_api import names
+from speccache_api.fingerprint import fingerprint
 from speccache_api.geometry import Inspection
 from speccache_api.quantity import format_bytes
 from speccache_api.resource import SpecCacheDeployment
@@ -23,10 +24,17 @@ def of(
         facts["memory"] = sized.memory.to_status()
         if sized.limit is not None:
             facts["memory"]["limit"] = format_bytes(sized.limit)
-    if found is not None and not found.target.declared:  # otherwise nobody has read the model
-        key = (found.target.identity, kv_dtype(resource.spec), resource.spec.kv_cache.page_size)
-        facts["fingerprint"] = fingerprint.fingerprint(*key)
+    stored_under = fingerprint_of(resource, found)
+    if stored_under is not None:
+        facts["fingerprint"] = stored_under
     return facts
+
+
+def fingerprint_of(resource: SpecCacheDeployment, found: Inspection | None) -> str | None:
+    """What the model's pages lie below in storage; None while nobody has read the model."""
+    if found is None or found.target.declared:
+        return None
+    return fingerprint(found.target.identity, kv_dtype(resource.spec), resource.spec.kv_cache.page_size)
 
 
 def counts(live: Object | None) -> dict[str, int]:

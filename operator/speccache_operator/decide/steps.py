@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from speccache_operator.children.table import Child
+from speccache_operator.children.table import Child, Part
 from speccache_operator.decide.reasons import Reason
 from speccache_operator.kinds import Object, Ref
 
@@ -59,13 +59,24 @@ class Delete:
 @dataclass(frozen=True, slots=True)
 class Hindrance:
     """Why one child is not as planned: somebody's object is in its place (ObjectNotOwned), an earlier one is still
-    leaving it (WaitingForDeletion), the API server refuses it (ApplyRefused) or does not know its kind (KindNotServed).
+    leaving it (WaitingForDeletion), the API server refuses it (ApplyRefused, of a claim's growth ClaimCannotGrow) or
+    does not know its kind (KindNotServed).
     """
 
     child: Child
     ref: Ref
     reason: Reason
     message: str
+
+    @property
+    def stops(self) -> bool:
+        """False when pods are as planned without it: an optional child, or a claim that stays as large as it is."""
+        return self.child.part is not Part.OPTIONAL and self.reason is not Reason.CLAIM_CANNOT_GROW
+
+    @property
+    def lacks_something_needed(self) -> bool:
+        """Pods could not be what the plan says."""
+        return self.stops and self.child.part is Part.NEEDED
 
 
 @dataclass(frozen=True, slots=True)

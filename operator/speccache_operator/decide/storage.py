@@ -1,9 +1,13 @@
-"""The aspect StorageReady: is there a claim for the storage tier that every replica can write to?"""
+"""The aspect StorageReady: is there a claim that every replica can write to, or a bucket that answers?"""
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from speccache_api.resource import SpecCacheDeployment
-from speccache_api.spec_cache import StorageClaim
+from speccache_api.spec_storage import StorageClaim
+from speccache_api.storage_target import BucketTarget, StorageTarget
+from speccache_operator.children.context import Inquiry, RuntimeImage
+from speccache_operator.decide import storage_check
 from speccache_operator.decide.conditions import STORAGE_READY, Condition, Reason, Status
 from speccache_operator.decide.ownership import Owner, owner_of
 from speccache_operator.kinds import Key, Object
@@ -14,18 +18,32 @@ _FIELD = "spec.kvCache.storage.persistentVolumeClaim"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The answer. `usable` is False when pods with this claim must not be made."""
+    """The answer. `usable` is False when pods with this storage must not be made. `check` is the Job that tries a
+    bucket, `again_after` when to look again by itself.
+    """
 
     condition: Condition
     usable: bool
+    check: Inquiry | None = None
+    again_after: float | None = None
 
 
-def look(resource: SpecCacheDeployment, observed: Observed) -> Finding:
-    """The state of the claim. Pure."""
-    storage, name = resource.spec.kv_cache.storage, resource.storage_claim
-    if storage is None or name is None:
+def look(
+    resource: SpecCacheDeployment, target: StorageTarget | None, observed: Observed, image: RuntimeImage, now: datetime
+) -> Finding:
+    """The state of what `target` names. Pure."""
+    if target is None:
         return _usable("True", Reason.NO_STORAGE_TIER, "no storage tier; cached pages end with their pod")
-    wanted = storage.persistent_volume_claim
+    if isinstance(target, BucketTarget):
+        found = storage_check.look(resource, target, observed, image, now)
+        return Finding(found.condition, found.condition.holds, found.wanted, found.again_after)
+    storage = resource.spec.kv_cache.storage
+    assert storage is not None
+    assert storage.persistent_volume_claim is not None
+    return _look_at_claim(resource, storage.persistent_volume_claim, str(target.claim), observed)
+
+
+def _look_at_claim(resource: SpecCacheDeployment, wanted: StorageClaim, name: str, observed: Observed) -> Finding:
     claim = observed.claims.get(name)
     if claim is None:
         if wanted.created:

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from speccache_operator.children import workload
-from speccache_operator.children.table import Part
 from speccache_operator.decide import rollout
 from speccache_operator.decide.conditions import (
     CHILDREN_APPLIED,
@@ -43,7 +42,7 @@ def conditions(
     applied = _applied(hindrances)
     blockers = [c for c in aspects if c.type in {blocker.type for blocker in plan.blockers}]
     blockers += [c for c in aspects if c.reason is Reason.CLAIM_REFUSED and c not in blockers]
-    if any(found.child.part is not Part.OPTIONAL for found in hindrances):
+    if any(found.stops for found in hindrances):
         blockers.append(applied)
     live = outcome.objects.get(workload.ref(judged.key), observed.at(workload.ref(judged.key)))
     state = rollout.State(
@@ -61,7 +60,7 @@ def again_after(plan: Plan, outcome: Outcome) -> float | None:
 
 def failed(outcome: Outcome) -> bool:
     """True when the API server refused something: stated, and to be tried again with growing pauses."""
-    return any(found.reason is Reason.APPLY_REFUSED for found in outcome.hindrances)
+    return any(found.reason in (Reason.APPLY_REFUSED, Reason.CLAIM_CANNOT_GROW) for found in outcome.hindrances)
 
 
 def _of_invalid(config: Condition, hindrances: Sequence[Hindrance], live: Object | None) -> tuple[Condition, ...]:
@@ -77,14 +76,17 @@ def _of_invalid(config: Condition, hindrances: Sequence[Hindrance], live: Object
 def _refused_claim(hindrances: Iterable[Hindrance]) -> Condition | None:
     """The refusal of the claim is the storage aspect's."""
     refused = next((found for found in hindrances if found.child.kind is CLAIM), None)
-    return Condition(STORAGE_READY, "False", Reason.CLAIM_REFUSED, refused.message) if refused else None
+    if refused is None:
+        return None
+    reason = Reason.CLAIM_REFUSED if refused.stops else refused.reason
+    return Condition(STORAGE_READY, "False", reason, refused.message)
 
 
 def _applied(hindrances: Sequence[Hindrance]) -> Condition:
     """All hindrances in one condition; its reason is that of the one that matters most."""
     if not hindrances:
         return Condition(CHILDREN_APPLIED, "True", Reason.APPLIED, "every object that can be planned is as planned")
-    worst = min(hindrances, key=lambda found: (found.child.part is Part.OPTIONAL, -found.reason.weight))
+    worst = min(hindrances, key=lambda found: (not found.stops, -found.reason.weight))
     others = [found.message for found in hindrances if found is not worst]
     status: Status = "Unknown" if worst.reason is Reason.WAITING_FOR_DELETION else "False"
     return Condition(CHILDREN_APPLIED, status, worst.reason, head("; ".join([worst.message, *others])))

@@ -1,4 +1,4 @@
-"""One pass over one resource: observe → plan → apply → conditions → status → events.
+"""One pass over one resource: observe → plan → apply → conditions → status → events; and over what a deleted one left.
 
 What woke it is unknown here, on purpose.
 """
@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 from speccache_operator.act import events, status
 from speccache_operator.act.apply import carry_out
+from speccache_operator.act.removal import remove_left_behind
 from speccache_operator.children.context import RuntimeImage
 from speccache_operator.cluster import Cluster
 from speccache_operator.decide import verdict
@@ -58,16 +59,19 @@ class Reconciler:
     async def reconcile(self, key: Key) -> Result:
         """One pass. Raises ClusterError when the API server does not answer; doing it again is always right."""
         raw = await self._cluster.get(Ref(RESOURCE, key.namespace, key.name))
+        uid = raw["metadata"]["uid"] if raw is not None else None
+        again_after = await remove_left_behind(self._cluster, key, uid, self._image, self._instance, self._now())
         if raw is None:
             self._forget(key)
-            return Result()
+            return Result(again_after)
         if raw["metadata"].get("deletionTimestamp"):
-            return Result()  # its children go by their owner references; making them again would fight that
+            # Its children go by their owner references; making them again would fight that.
+            return Result(again_after)
         judged = judge(raw)
         self._claims[key] = claim_names(judged.resource) if judged.resource is not None else ()
-        return await self._pass(raw, judged)
+        return await self._pass(raw, judged, again_after)
 
-    async def _pass(self, raw: Object, judged: Judged) -> Result:
+    async def _pass(self, raw: Object, judged: Judged, again_after: float | None) -> Result:
         key = judged.key
         observed = await observe(self._cluster, key, judged.resource, self._nodes, self._volumes)
         now = self._now()
@@ -79,7 +83,8 @@ class Reconciler:
             self._metrics.writes.labels(RESOURCE.name, "status").inc()
         self._seen[key] = observed.versions() | outcome.versions | {version(written or raw)}
         await self._tell(key, raw, conditions, outcome, now)
-        return Result(again_after=verdict.again_after(plan, outcome), failed=verdict.failed(outcome))
+        wishes = [wish for wish in (again_after, verdict.again_after(plan, outcome)) if wish is not None]
+        return Result(again_after=min(wishes, default=None), failed=verdict.failed(outcome))
 
     def is_news(self, key: Key, obj: Object) -> bool:
         """False when the last pass has seen, or made, this very state of the object."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from speccache_api import names
 from speccache_api.resource import SpecCacheDeployment
+from speccache_api.storage_target import VolumeTarget, resolve
 from speccache_operator.children.mounts import model_mounts
 from speccache_operator.children.table import CHILDREN, Part
 from speccache_operator.cluster import Cluster
@@ -33,18 +34,21 @@ async def observe(
     Raises ClusterError as the cluster does: planning on half a view would be guessing.
     """
     labels = {names.LABEL_MANAGED_BY: names.MANAGED_BY, names.LABEL_INSTANCE: key.name}
-    inspection_labels = {**labels, names.LABEL_COMPONENT: names.COMPONENT_INSPECTION}
     claims = () if resource is None else claim_names(resource)
     refs = [*child_refs(key), *(Ref(CLAIM, key.namespace, name) for name in claims)]
-    children, capacities, *inspections = await _together(
+    children, capacities, *labelled = await _together(
         _existing(cluster, refs),
         nodes.capacities() if nodes is not None else _nothing(),
-        *(cluster.list(child.kind, key.namespace, inspection_labels) for child in CHILDREN if child.name is None),
+        *(
+            cluster.list(child.kind, key.namespace, {**labels, names.LABEL_COMPONENT: child.component})
+            for child in CHILDREN
+            if child.name is None
+        ),
     )
     found = {ref.name: obj for ref, obj in children.items() if ref.kind is CLAIM}
     return Observed(
         children=children,
-        inspections=tuple(obj for objects in inspections for obj in objects),
+        labelled=tuple(obj for objects in labelled for obj in objects),
         # After their owners: a Job is complete only when its pod is, so its pod's message is there to be read.
         pods=tuple(await cluster.list(POD, key.namespace, labels)),
         claims=found,
@@ -93,5 +97,7 @@ def child_refs(key: Key) -> tuple[Ref, ...]:
 
 def claim_names(resource: SpecCacheDeployment) -> tuple[str, ...]:
     """Claims that the resource names or gets: models' and storage's, each once."""
-    found = [*(mount.claim for mount in model_mounts(resource.spec)), resource.storage_claim]
+    target = resolve(resource)
+    stored = target.claim if isinstance(target, VolumeTarget) else None
+    found = [*(mount.claim for mount in model_mounts(resource.spec)), stored]
     return tuple(dict.fromkeys(name for name in found if name is not None))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from speccache_api import names
-from speccache_operator.kinds import Object, Ref
+from speccache_operator.kinds import Kind, Object, Ref, kind_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,24 +20,28 @@ class NodeCapacity:
 class Observed:
     """Objects as the API server gave them, all read after the resource was.
 
-    `children` holds what stands at the names of children, whoever made it. `inspections` are inspection Jobs and
-    records of the resource, of any model. `pods` are all pods with its labels. `claims` are those of storage and models
-    that exist, by name. `volumes` are those of claims with ReadWriteOnce, by the claim's name, as far as they may be
-    read. `nodes` is None when they may not be read.
+    `children` holds what stands at the names of children, whoever made it. `labelled` are the Jobs and records of the
+    resource whose names change: inspections of any model, checks and removals of any bucket. `pods` are all pods with
+    its labels. `claims` are those of storage and models that exist, by name. `volumes` are those of claims with
+    ReadWriteOnce, by the claim's name, as far as they may be read. `nodes` is None when they may not be read.
     """
 
     children: Mapping[Ref, Object] = field(default_factory=dict)
-    inspections: tuple[Object, ...] = ()
+    labelled: tuple[Object, ...] = ()
     pods: tuple[Object, ...] = ()
     claims: Mapping[str, Object] = field(default_factory=dict)
     volumes: Mapping[str, Object] = field(default_factory=dict)
     nodes: tuple[NodeCapacity, ...] | None = None
 
     def at(self, ref: Ref) -> Object | None:
-        """The object at a child's name, inspections included."""
+        """The object at a child's name, also at one that changes."""
         if ref in self.children:
             return self.children[ref]
-        return next((obj for obj in self.inspections if Ref.of(obj) == ref), None)
+        return next((obj for obj in self.labelled if Ref.of(obj) == ref), None)
+
+    def named_by_label(self, kind: Kind, component: str) -> tuple[Object, ...]:
+        """Objects of children that are found by their label, as their names change."""
+        return tuple(obj for obj in self.labelled if kind_of(obj) is kind and _component(obj) == component)
 
     def pods_of(self, owner: Object | None, component: str) -> tuple[Object, ...]:
         """Pods of the component whose controller is `owner`, by name; a predecessor's pods have the same labels."""
@@ -49,7 +53,7 @@ class Observed:
 
     def versions(self) -> frozenset[tuple[str, str]]:
         """(uid, resourceVersion) of everything that was seen."""
-        seen = (*self.children.values(), *self.inspections, *self.pods, *self.claims.values())
+        seen = (*self.children.values(), *self.labelled, *self.pods, *self.claims.values())
         return frozenset(version(obj) for obj in seen)
 
 
@@ -59,8 +63,8 @@ def version(obj: Object) -> tuple[str, str]:
     return meta["uid"], meta["resourceVersion"]
 
 
-def _component(pod: Object) -> str | None:
-    value: str | None = pod["metadata"].get("labels", {}).get(names.LABEL_COMPONENT)
+def _component(obj: Object) -> str | None:
+    value: str | None = obj["metadata"].get("labels", {}).get(names.LABEL_COMPONENT)
     return value
 
 

@@ -26,14 +26,16 @@ class Settings:
     """What `speccache-operator run` was told, checked."""
 
     runtime_image: str
-    """Image of the served pods and of the inspection Jobs."""
+    """Image of the served pods and of the Jobs beside them."""
     namespace: str | None
     """The one namespace to watch; None means all."""
     operator_namespace: str
     """Namespace of the Lease."""
     runtime_image_pull_policy: str = "IfNotPresent"
     runtime_image_pull_secrets: tuple[str, ...] = ()
-    """Secret names put on the served pods' ServiceAccount; they must exist in each resource's namespace."""
+    """Secret names put on the served pods' ServiceAccount, and on pods that run as another; they must exist in each
+    resource's namespace.
+    """
     lease_name: str = "speccache-operator"
     identity: str = ""
     """Who holds the Lease; unique for each process."""

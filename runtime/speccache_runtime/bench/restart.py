@@ -2,8 +2,8 @@
 
     cold             a new server on empty storage
     restored         its successor on the same storage: pairs come back whole
-    draft withheld   a successor on a copy of that storage without the draft's halves, told to use the rest (Degrade);
-                     not with a draft that keeps no KV
+    draft withheld   its successor, after the draft's halves were removed, told to use the rest (Degrade); not with a
+                     draft that keeps no KV
     plain            a server without speculation and without storage, for comparison
 
 Every run is a `speccache-runtime serve` process of its own, ended by SIGTERM as a pod is. The prompts are sent one at a
@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import os
 import platform
-import shutil
+import secrets
 import sys
 import tempfile
 import time
@@ -29,15 +29,22 @@ import yaml
 
 from speccache_api.drafts import DRAFTS
 from speccache_api.resource import SpecCacheDeployment
+from speccache_api.storage_target import BucketTarget, StorageTarget, VolumeTarget, resolve
 from speccache_api.uris import builtin_name
 from speccache_runtime.bench.client import complete
 from speccache_runtime.bench.prompts import Prompt, load_prompts
 from speccache_runtime.bench.report import COLD, PLAIN, RESTORED, TITLES, WITHHELD, Report, Run
 from speccache_runtime.bench.server import BenchError, Server
-from speccache_runtime.cache.storage.base import LAYOUT, PARENT_DIGITS, ObjectName
-from speccache_runtime.cache.storage.codec import Half
 from speccache_runtime.errors import ConfigError
-from speccache_runtime.local import make_storage_dir, parse_resource, read_resource
+from speccache_runtime.local import (
+    local_bucket,
+    make_storage_dir,
+    parse_claims,
+    parse_resource,
+    read_fingerprint,
+    read_resource,
+)
+from speccache_runtime.upkeep import empty, remove_drafts
 
 VERSIONS_OF = ("speccache", "torch", "transformers")
 
@@ -47,47 +54,50 @@ def run_restart_bench(
 ) -> Report:
     """Measure all runs, with `algorithm` in place of the resource's own if it is given.
 
-    Progress goes to standard error. Temporary storage is made under `scratch`, which is made if it is missing, and
-    removed. Raises ConfigError for a resource that cannot show the effect, BenchError when a server cannot be run.
+    Progress goes to standard error. Temporary storage is made under `scratch`, which is made if it is missing, or in
+    the resource's bucket under a prefix of its own, and removed. Raises ConfigError for a resource that cannot show the
+    effect, BenchError when a server cannot be run, StorageError when the bucket cannot be used.
     """
     data = with_algorithm(read_resource(path), algorithm)
     resource = parse_resource(data, path)
     _check(resource)
     if scratch is not None:
         make_storage_dir(scratch)
+    stored_under = read_fingerprint(resource, parse_claims(claims))
     with tempfile.TemporaryDirectory(prefix="speccache-bench-", dir=scratch) as folder:
-        bench = _Bench(Path(folder), data, resource.served_name, tuple(claims), load_prompts(), new_tokens)
-        stored, withheld = Path(folder) / "storage", Path(folder) / "withheld"
-        runs = [bench.run(COLD, data, stored)]
-        paired = DRAFTS[resource.spec.algorithm].pool
-        if paired:
-            shutil.copytree(stored, withheld)
-            withhold_drafts(withheld)
-        runs.append(bench.run(RESTORED, data, stored))
-        if paired:
-            runs.append(bench.run(WITHHELD, with_degrade(data), withheld))
-        plain = bench.run(PLAIN, without_speculation(data), None)
+        data, target = with_storage_of_its_own(data, resource, Path(folder) / "storage")
+        bench = _Bench(Path(folder), target, resource.served_name, tuple(claims), load_prompts(), new_tokens)
+        try:
+            runs = [bench.run(COLD, data), bench.run(RESTORED, data)]
+            if DRAFTS[resource.spec.algorithm].pool:
+                withhold_drafts(target, stored_under)
+                runs.append(bench.run(WITHHELD, with_degrade(data)))
+            plain = bench.run(PLAIN, without_speculation(data))
+        finally:
+            if isinstance(target, BucketTarget):
+                empty(target, stored_under)
     return Report(runs, plain, {"new_tokens": new_tokens, **_about(resource)})
 
 
 @dataclass(frozen=True, slots=True)
 class _Bench:
     folder: Path
-    data: dict[str, Any]
+    target: StorageTarget
     model: str
     claims: tuple[str, ...]
     prompts: tuple[Prompt, ...]
     new_tokens: int
 
-    def run(self, name: str, data: dict[str, Any], storage: Path | None) -> Run:
-        """Start a server for `data` on `storage`, send every prompt, end the server."""
+    def run(self, name: str, data: dict[str, Any]) -> Run:
+        """Start a server for `data`, send every prompt, end the server."""
         resource = self.folder / f"{name}.yaml"
         resource.write_text(yaml.safe_dump(data), encoding="utf-8")
         begun = time.monotonic()
         _progress(f"{TITLES[name]}: starting … ")
         arguments: list[str | Path] = ["-f", resource]
         arguments += [part for claim in self.claims for part in ("--claim", claim)]
-        arguments += [] if storage is None else ["--storage-dir", storage]
+        if isinstance(self.target, VolumeTarget) and "storage" in data["spec"]["kvCache"]:
+            arguments += ["--storage-dir", self.target.path]
         with Server(*arguments) as server:
             _progress(f"{time.monotonic() - begun:.1f} s; {len(self.prompts)} prompts ")
             answers = []
@@ -119,6 +129,19 @@ def with_algorithm(data: dict[str, Any], algorithm: str | None) -> dict[str, Any
     return changed
 
 
+def with_storage_of_its_own(
+    data: dict[str, Any], resource: SpecCacheDeployment, folder: Path
+) -> tuple[dict[str, Any], StorageTarget]:
+    """The resource and where it keeps its pages: in `folder`, or in its bucket under a prefix that nobody uses."""
+    target = resolve(resource)
+    if not isinstance(target, BucketTarget):
+        return data, VolumeTarget(claim=None, path=str(folder))
+    prefix = f"{target.prefix}/bench-{secrets.token_hex(8)}".lstrip("/")
+    changed = copy.deepcopy(data)
+    changed["spec"]["kvCache"]["storage"]["s3"]["prefix"] = prefix
+    return changed, local_bucket(target.model_copy(update={"prefix": prefix}))
+
+
 def with_degrade(data: dict[str, Any]) -> dict[str, Any]:
     """The resource, told to use target halves whose draft half is missing."""
     changed = copy.deepcopy(data)
@@ -134,14 +157,10 @@ def without_speculation(data: dict[str, Any]) -> dict[str, Any]:
     return changed
 
 
-def withhold_drafts(storage: Path) -> None:
-    """Remove every draft object. Raises BenchError when there was none."""
-    part = ObjectName("0" * 64, Half.DRAFT, "0" * 64, "0" * 64, "0" * PARENT_DIGITS).directory[2]
-    found = list((storage / LAYOUT).glob(f"*/{part}"))
-    if not found:
-        raise BenchError(f"the cold run has left no draft objects under {storage}")
-    for directory in found:
-        shutil.rmtree(directory)
+def withhold_drafts(target: StorageTarget, fingerprint: str) -> None:
+    """Remove every draft object. Raises BenchError when there was none, StorageError."""
+    if not remove_drafts(target, fingerprint):
+        raise BenchError(f"the cold run has left no draft objects in {target.place}")
 
 
 def _check(resource: SpecCacheDeployment) -> None:

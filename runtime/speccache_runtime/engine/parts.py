@@ -13,7 +13,6 @@ import torch
 from speccache_api.drafts import DRAFTS, Algorithm
 from speccache_api.fingerprint import draft_namespace, fingerprint, target_namespace
 from speccache_api.geometry import KVGeometry, ModelFacts
-from speccache_api.storage_target import VolumeTarget
 from speccache_runtime.cache.loads import Loads
 from speccache_runtime.cache.pool import KVPool, PoolShape
 from speccache_runtime.cache.storage.capacity.keeper import Keeper
@@ -182,9 +181,9 @@ def _open_store(
     drafts = None
     if draft is not None:
         drafts = draft_namespace(digest, shard, draft.identity, DRAFTS[config.algorithm].lookahead)
-    backend = open_backend(VolumeTarget(claim=None, path=str(config.storage.path)))
+    backend = open_backend(config.storage.target)
     observer = StorageMetrics(metrics)
-    keeper = Keeper(backend, digest, None, observer, sweeps=ranks.rank == 0)
+    keeper = Keeper(backend, digest, config.storage.capacity_bytes, observer, sweeps=ranks.rank == 0)
     keeper.start()
     return PairStore(
         backend,

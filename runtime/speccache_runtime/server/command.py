@@ -44,7 +44,7 @@ def serve_resource(
     plan = plan_locally(parse_resource(read_resource(path), path), options)
     say(memory_table(plan.memory))
     if plan.config.storage is not None:
-        say(f"storage tier: {plan.config.storage.path}\n")
+        say(f"storage tier: {plan.config.storage.target.place}\n")
     _serve(plan.config)
 
 

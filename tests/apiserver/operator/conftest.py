@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ _PATHS = {
     "PodDisruptionBudget": ("policy/v1", "poddisruptionbudgets"),
     "NetworkPolicy": ("networking.k8s.io/v1", "networkpolicies"),
     "PersistentVolume": ("v1", "persistentvolumes"),
+    "StorageClass": ("storage.k8s.io/v1", "storageclasses"),
+    "Secret": ("v1", "secrets"),
     "Job": ("batch/v1", "jobs"),
     "ConfigMap": ("v1", "configmaps"),
     "Service": ("v1", "services"),
@@ -425,3 +428,36 @@ def look_again(client: Api, namespace: str) -> Callable[[OperatorProcess, str, i
             eventually(lambda before=passes: operator.reconciles() > before)
 
     return look
+
+
+@pytest.fixture
+def finish(client: Any, namespace: str) -> Any:
+    """Plays Job controller and kubelet: the Job's pod ends with this message and the Job with this condition."""
+
+    def end(job: dict[str, Any], message: str, *, complete: bool) -> None:
+        name = job["metadata"]["name"]
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": job["metadata"]["uid"]}
+        template = job["spec"]["template"]
+        meta = {
+            "name": f"{name}-x",
+            "namespace": namespace,
+            "labels": template["metadata"]["labels"],
+            "ownerReferences": [owner | {"controller": True}],
+        }
+        client.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": template["spec"]})
+        ended = {"exitCode": 0 if complete else 1, "reason": "Completed" if complete else "Error", "message": message}
+        entry = {"name": "runtime", "image": "x", "imageID": "", "ready": False, "restartCount": 0}
+        status = {
+            "phase": "Succeeded" if complete else "Failed",
+            "containerStatuses": [entry | {"state": {"terminated": ended}}],
+        }
+        client.patch("Pod", namespace, f"{name}-x", {"status": status}, subresource="status")
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        first = "SuccessCriteriaMet" if complete else "FailureTarget"
+        kinds = (first, "Complete" if complete else "Failed")
+        conditions = [{"type": kind, "status": "True", "lastTransitionTime": now} for kind in kinds]
+        status = {"conditions": conditions, "startTime": now, "uncountedTerminatedPods": {}}
+        status |= {"succeeded": 1, "completionTime": now} if complete else {"failed": 4}
+        client.patch("Job", namespace, name, {"status": status}, subresource="status")
+
+    return end

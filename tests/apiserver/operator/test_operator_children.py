@@ -95,6 +95,52 @@ def test_a_claim_that_is_named_belongs_to_nobody(
     assert client.get("PersistentVolumeClaim", namespace, f"{name}-kv")["metadata"]["uid"] == claim["metadata"]["uid"]
 
 
+def test_a_claim_grows_with_the_resource_where_its_class_allows(
+    client: Any, operator: Any, manifest: Any, wait: Any, namespace: str, condition: Any
+) -> None:
+    kind = f"{namespace}-growing"
+    client.create(
+        {
+            "apiVersion": "storage.k8s.io/v1",
+            "kind": "StorageClass",
+            "metadata": {"name": kind},
+            "provisioner": "x/y",
+        }
+    )
+    resource = manifest()
+    wanted = {"size": "1Gi", "storageClassName": kind}
+    resource["spec"]["kvCache"]["storage"] = {"persistentVolumeClaim": wanted}
+    name = client.create(resource)["metadata"]["name"]
+    claim = f"{name}-kv"
+    wait(lambda: client.get("PersistentVolumeClaim", namespace, claim))
+    bound = {"status": {"phase": "Bound", "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"]}}
+    client.patch("PersistentVolumeClaim", namespace, claim, bound, subresource="status")
+    wait(lambda: condition(name, "StorageReady").get("reason") == "ClaimBound")
+
+    def resize(size: str) -> None:
+        patch = {"spec": {"kvCache": {"storage": {"persistentVolumeClaim": {"size": size}}}}}
+        client.patch(names.KIND, namespace, name, patch)
+
+    def requested() -> str:
+        found = client.get("PersistentVolumeClaim", namespace, claim)
+        return str(found["spec"]["resources"]["requests"]["storage"])
+
+    resize("2Gi")
+    wait(lambda: condition(name, "StorageReady").get("reason") == "ClaimCannotGrow")
+    message = condition(name, "StorageReady")["message"]
+    assert "only dynamically provisioned pvc can be resized" in message
+    assert "set allowVolumeExpansion: true in its StorageClass" in message
+    assert condition(name, "Ready")["reason"] == "PodsMissing", "pods go on as they are"
+    resize("1Gi")
+    wait(lambda: condition(name, "StorageReady").get("reason") == "ClaimBound")
+    assert requested() == "1Gi"
+    client.patch("StorageClass", None, kind, {"allowVolumeExpansion": True})
+    # The admission plugin learns of the class with a delay; what was refused is tried again by itself.
+    resize("3Gi")
+    wait(lambda: requested() == "3Gi")
+    wait(lambda: condition(name, "StorageReady").get("reason") == "ClaimBound")
+
+
 def test_a_kept_claim_of_other_modes_is_explained(
     client: Any, operator: Any, manifest: Any, wait: Any, namespace: str, condition: Any
 ) -> None:

@@ -1,6 +1,5 @@
 """Models on claims: the inspection Job, its result, and what becomes of both."""
 
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -43,39 +42,6 @@ def job(models: None, operator: Any, manifest: Any, client: Any, wait: Any, of: 
     (found,) = wait(lambda: of("Job", name))
     result: dict[str, Any] = found
     return result
-
-
-@pytest.fixture
-def finish(client: Any, namespace: str) -> Any:
-    """Plays Job controller and kubelet: the Job's pod ends with this message and the Job with this condition."""
-
-    def end(job: dict[str, Any], message: str, *, complete: bool) -> None:
-        name = job["metadata"]["name"]
-        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": job["metadata"]["uid"]}
-        template = job["spec"]["template"]
-        meta = {
-            "name": f"{name}-x",
-            "namespace": namespace,
-            "labels": template["metadata"]["labels"],
-            "ownerReferences": [owner | {"controller": True}],
-        }
-        client.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": template["spec"]})
-        ended = {"exitCode": 0 if complete else 1, "reason": "Completed" if complete else "Error", "message": message}
-        entry = {"name": "runtime", "image": "x", "imageID": "", "ready": False, "restartCount": 0}
-        status = {
-            "phase": "Succeeded" if complete else "Failed",
-            "containerStatuses": [entry | {"state": {"terminated": ended}}],
-        }
-        client.patch("Pod", namespace, f"{name}-x", {"status": status}, subresource="status")
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        first = "SuccessCriteriaMet" if complete else "FailureTarget"
-        kinds = (first, "Complete" if complete else "Failed")
-        conditions = [{"type": kind, "status": "True", "lastTransitionTime": now} for kind in kinds]
-        status = {"conditions": conditions, "startTime": now, "uncountedTerminatedPods": {}}
-        status |= {"succeeded": 1, "completionTime": now} if complete else {"failed": 4}
-        client.patch("Job", namespace, name, {"status": status}, subresource="status")
-
-    return end
 
 
 def _resource(job: dict[str, Any]) -> str:

@@ -10,9 +10,10 @@ import pytest
 from speccache_api.geometry import KVGeometry, builtin_facts
 from speccache_api.resource import SpecCacheDeployment
 from speccache_api.sizing import size_memory
+from speccache_api.storage_target import BucketTarget, VolumeTarget
 from speccache_api.wire import WireDocument, build_wire
 from speccache_runtime import config
-from speccache_runtime.config import EngineConfig, StorageConfig, from_wire, read_wire
+from speccache_runtime.config import AdminConfig, EngineConfig, StorageConfig, from_wire, read_wire
 from speccache_runtime.errors import ConfigError
 
 
@@ -60,7 +61,7 @@ def test_builtin_pair(resource, packaged):
         device_pages=63,
         device_memory_fraction=None,
         host_pages=125,
-        storage=StorageConfig(Path("/var/lib/speccache/storage"), "Degrade"),
+        storage=StorageConfig(VolumeTarget(claim="kv", path="/var/lib/speccache/storage"), "Degrade"),
         target_geometry=KVGeometry.heads(6, 2, 64),
         draft_geometry=KVGeometry.heads(1, 2, 64),
         request_timeout=30.0,
@@ -87,6 +88,20 @@ def test_without_speculation(resource, packaged):
     made = from_wire(wire_of(resource))
     assert (made.algorithm, made.draft_uri, made.draft_path, made.num_steps) == ("None", None, None, 0)
     assert (made.draft_geometry, made.storage) == (None, None)
+
+
+def test_bucket_capacity_salt_and_admin_port(resource, packaged):
+    """They arrive as they were said, and survive the way to another process of the pod."""
+    storage = {"s3": {"bucket": "pages", "credentialsSecret": "keys"}, "capacity": "1Gi"}
+    resource["spec"]["kvCache"] |= {"storage": storage, "requireCacheSalt": True}
+    resource["spec"]["admin"] = {"tokenSecret": {"name": "admin"}}
+    made = from_wire(wire_of(resource))
+    assert made.storage is not None
+    assert isinstance(made.storage.target, BucketTarget)
+    assert (made.storage.target.bucket, made.storage.target.credentials_secret) == ("pages", "keys")
+    assert (made.storage.capacity_bytes, made.require_cache_salt) == (2**30, True)
+    assert made.admin == AdminConfig(8081, Path("/var/run/speccache/admin/token"))
+    assert EngineConfig.from_json(made.to_json()) == made
 
 
 def test_gpu_and_volumes(resource):

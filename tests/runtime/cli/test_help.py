@@ -9,7 +9,10 @@ from importlib import metadata
 import pytest
 
 
-@pytest.mark.parametrize("command", [[], ["serve"], ["inspect"], ["bench", "restart"], ["bench", "storage"]])
+@pytest.mark.parametrize(
+    "command",
+    [[], ["serve"], ["inspect"], ["check-storage"], ["empty-storage"], ["bench", "restart"], ["bench", "storage"]],
+)
 def test_help_has_examples(run_cli, command):
     """Each command shows itself in use."""
     answer = run_cli(*command, "--help")
@@ -41,6 +44,8 @@ def test_help_imports_nothing_heavy():
         ["serve", "-f", "a.yaml", "--port", "http"],
         ["inspect"],
         ["inspect", "--target", "a", "--builtin"],
+        ["check-storage"],
+        ["empty-storage", "--target", "{}"],
         ["bench"],
         ["bench", "restart"],
         ["bench", "restart", "-f", "a.yaml", "--new-tokens", "0"],

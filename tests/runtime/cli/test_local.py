@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from speccache_api.geometry import KVGeometry
+from speccache_api.fingerprint import fingerprint
+from speccache_api.geometry import KVGeometry, builtin_facts
+from speccache_api.storage_target import BucketTarget, VolumeTarget
 from speccache_runtime import config, local
 from speccache_runtime.errors import ConfigError
-from speccache_runtime.local import LocalOptions, default_storage_dir, parse_resource, plan_locally
+from speccache_runtime.local import LocalOptions, default_storage_dir, parse_resource, plan_locally, read_fingerprint
 from speccache_runtime.server.command import memory_table
 
 
@@ -29,8 +31,9 @@ def test_storage_directory_of_its_own(resource, tmp_path):
     """Each resource has its own under the user's cache, made when needed; it answers this machine only."""
     made = plan(resource).config
     assert made.storage is not None
-    assert made.storage.path == tmp_path / "cache" / "speccache" / "serve" / "default" / "chat"
-    assert made.storage.path.is_dir()
+    path = tmp_path / "cache" / "speccache" / "serve" / "default" / "chat"
+    assert made.storage.target == VolumeTarget(claim=None, path=str(path))
+    assert path.is_dir()
     assert made.storage.missing_draft == "Degrade"
     assert (made.host, made.port) == ("127.0.0.1", 8000)
 
@@ -46,7 +49,41 @@ def test_options(resource, tmp_path):
     """They replace what a cluster would have given."""
     made = plan(resource, storage_dir=tmp_path / "kv", host="0.0.0.0", port=9000).config
     assert made.storage is not None
-    assert (made.storage.path, made.host, made.port) == (tmp_path / "kv", "0.0.0.0", 9000)
+    assert made.storage.target == VolumeTarget(claim=None, path=str(tmp_path / "kv"))
+    assert (made.host, made.port) == ("0.0.0.0", 9000)
+
+
+BUCKET = {"bucket": "pages", "prefix": "a", "credentialsSecret": "k", "serviceAccountName": "s"}
+
+
+def test_a_bucket_is_reached_by_the_environments_credentials(resource):
+    """Secret, certificates and ServiceAccount are the cluster's; which bucket it is stays the same."""
+    resource["spec"]["kvCache"]["storage"] = {"s3": {**BUCKET, "caBundleConfigMap": "c", "endpoint": "https://m:1"}}
+    made = plan(resource).config
+    assert made.storage is not None
+    target = made.storage.target
+    assert isinstance(target, BucketTarget)
+    assert (target.credentials_secret, target.ca_bundle_config_map, target.service_account) == (None, None, None)
+    assert (target.url, target.endpoint) == ("s3://pages/a", "https://m:1")
+
+
+def test_the_admin_port_is_the_clusters(resource):
+    """Its token is in a Secret, which is not here; a port without one would be open to everybody."""
+    resource["spec"]["admin"] = {"tokenSecret": {"name": "admin"}}
+    assert plan(resource).config.admin is None
+
+
+def test_a_directory_does_not_stand_for_a_bucket(resource, tmp_path):
+    resource["spec"]["kvCache"]["storage"] = {"s3": BUCKET}
+    with pytest.raises(ConfigError, match="--storage-dir: the resource keeps its pages in s3://pages/a"):
+        plan(resource, storage_dir=tmp_path)
+
+
+def test_the_fingerprint_is_that_of_the_status(resource):
+    """What `bench restart` looks below is what the operator tells."""
+    parsed = parse_resource(resource, Path("r.yaml"))
+    identity = builtin_facts("tiny").target.identity
+    assert read_fingerprint(parsed, {}) == fingerprint(identity, "float32", 16)
 
 
 def test_claims(resource, tmp_path):

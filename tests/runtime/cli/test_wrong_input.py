@@ -144,11 +144,11 @@ def test_missing_wire_document(run_cli, tmp_path):
     assert_one_line(run_cli("serve", "--wire", tmp_path / "w.json"), "w.json", "No such file")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", json.dumps({"version": 2})])
+@pytest.mark.parametrize("text", ["", "{", "[]", json.dumps({"version": 1})])
 def test_not_a_wire_document(run_cli, tmp_path, text):
     path = tmp_path / "w.json"
     path.write_text(text)
-    assert_one_line(run_cli("serve", "--wire", path), "w.json", "not a wire document of version 1")
+    assert_one_line(run_cli("serve", "--wire", path), "w.json", "not a wire document of version 2")
 
 
 def test_bench_needs_speculation_and_storage(run_cli, resource, resource_file):

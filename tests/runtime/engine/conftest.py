@@ -25,6 +25,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from speccache_api.drafts import DRAFTS
 from speccache_api.geometry import ModelFacts
+from speccache_api.storage_target import VolumeTarget
 from speccache_runtime.cache.paired import PairedCache
 from speccache_runtime.cache.policy import MissingDraft
 from speccache_runtime.cache.pool import KVPool, PoolShape
@@ -375,7 +376,7 @@ def settings(pair: Pair, folder: Path | None, **changes: Any) -> EngineConfig:
         device_pages=64,
         device_memory_fraction=None,
         host_pages=64,
-        storage=StorageConfig(folder, "Recompute") if folder else None,
+        storage=StorageConfig(VolumeTarget(claim=None, path=str(folder)), "Recompute") if folder else None,
         target_geometry=pair.target.facts.geometry,
         draft_geometry=pair.head.facts.geometry,
         request_timeout=PATIENCE_S,

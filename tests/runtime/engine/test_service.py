@@ -14,6 +14,7 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from speccache_api.geometry import KVGeometry
+from speccache_api.storage_target import VolumeTarget
 from speccache_runtime.cache import paired
 from speccache_runtime.cache.storage.file import FileBackend
 from speccache_runtime.config import EngineConfig, StorageConfig
@@ -59,9 +60,15 @@ Start = Callable[..., EngineService]
 
 
 @pytest.fixture
-def config(pair: Any, tools: SimpleNamespace, tmp_path: Path) -> EngineConfig:
-    storage = tmp_path / "storage"
-    storage.mkdir()
+def storage(tmp_path: Path) -> Path:
+    """The directory of the storage tier."""
+    folder = tmp_path / "storage"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def config(pair: Any, tools: SimpleNamespace, storage: Path) -> EngineConfig:
     changes = {"page_size": PAGE, "device_pages": 40, "max_running": 4, "max_waiting": 8, "prefill_budget": 32}
     made: EngineConfig = tools.settings(pair, storage, **changes)
     return made
@@ -289,7 +296,7 @@ def test_a_failure_ends_everybody_with_an_error_and_stays_visible(
 
 
 def test_a_drain_refuses_new_requests_and_finishes_and_stores_the_running_ones(
-    start: Start, config: EngineConfig, pair: Any, tools: SimpleNamespace
+    start: Start, storage: Path, pair: Any, tools: SimpleNamespace
 ) -> None:
     service = start()
     go_on = hold(service)
@@ -307,8 +314,7 @@ def test_a_drain_refuses_new_requests_and_finishes_and_stores_the_running_ones(
     for n, client in enumerate(clients):
         assert client.wait().finish is Finish.LENGTH
         assert client.tokens == pair.greedy(text[n:], 20)
-    assert config.storage is not None
-    targets, drafts = (tools.stored(config.storage.path, half) for half in "td")
+    targets, drafts = (tools.stored(storage, half) for half in "td")
     assert len(targets) == len(drafts) >= 6 * 5
     service.drain(PATIENCE_S, PATIENCE_S)  # once more is harmless
 
@@ -347,11 +353,10 @@ def test_a_flush_that_takes_too_long_is_given_up(
 
 
 def test_a_drain_tries_again_while_storage_fails(
-    start: Start, config: EngineConfig, caplog: pytest.LogCaptureFixture, tools: SimpleNamespace
+    start: Start, storage: Path, caplog: pytest.LogCaptureFixture, tools: SimpleNamespace
 ) -> None:
     """The breaker is open when the drain begins, and the volume is well again a moment later."""
-    assert config.storage is not None
-    root = config.storage.path
+    root = storage
     service = start()
     gone = root.rename(root.with_name("gone"))
     submit(service, "r", tools.random_tokens(41, seed=3), 2).wait()
@@ -368,7 +373,7 @@ def test_a_drain_tries_again_while_storage_fails(
 
 def test_reads_that_hang_hold_up_neither_requests_nor_the_flush(
     start: Start,
-    config: EngineConfig,
+    storage: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
     tools: SimpleNamespace,
@@ -385,8 +390,7 @@ def test_reads_that_hang_hold_up_neither_requests_nor_the_flush(
         last = submit(second, f"r{n}", [*text[:24], n, *text[25:]], 2).wait()
         assert last.finish is Finish.LENGTH
     second.drain(PATIENCE_S, PATIENCE_S)
-    assert config.storage is not None
-    assert len(tools.stored(config.storage.path, "t")) == 5 + 3 * 2
+    assert len(tools.stored(storage, "t")) == 5 + 3 * 2
     assert "not written" not in caplog.text
     go_on.set()
 
@@ -451,7 +455,11 @@ def test_a_storm_of_submits_and_aborts_leaves_nothing_behind(start: Start, tools
         ),
         ({"target_geometry": SAME_SIZE}, ModelError, r"3 layers of k 2x8 \+ v 2x8, not 3 layers of k 4x4 \+ v 4x4"),
         ({"draft_geometry": OTHER}, ModelError, "the draft model's pages take"),
-        ({"storage": StorageConfig(Path("/nowhere"), "Recompute")}, StorageError, "/nowhere does not exist"),
+        (
+            {"storage": StorageConfig(VolumeTarget(claim=None, path="/nowhere"), "Recompute")},
+            StorageError,
+            "/nowhere does not exist",
+        ),
         ({"device": "cuda", "kv_dtype": "bfloat16"}, ConfigError, "nvidia.com/gpu"),
     ],
 )
