@@ -1,4 +1,4 @@
-"""`check-storage` and `empty-storage`: what the operator's Jobs run, on a volume (buckets: tests/runtime/storage)."""
+"""`check-storage` and `empty-storage`: what the operator's Jobs run, on a volume and on a real S3 server."""
 
 from __future__ import annotations
 
@@ -67,6 +67,58 @@ def test_what_is_not_mounted_is_named(run_cli, missing, code, says):
     said = json.loads(answer.stdout)
     assert said["code"] == code
     assert says in said["message"]
+
+
+@pytest.fixture
+def bucket(s3_server, s3_environment):
+    """A target on the real server, with its credentials in the environment as on a user's machine."""
+    s3_server.make_bucket("upkeep")
+    place = {"bucket": "upkeep", "prefix": "a/b", "endpoint": s3_server.endpoint, "region": s3_server.region}
+    return BUCKET.model_copy(update=place)
+
+
+def test_a_bucket_that_can_be_used_is_left_as_it_was(run_cli, bucket, s3_server):
+    answer = run_cli("check-storage", "--target", bucket.to_json())
+    assert json.loads(answer.stdout) == {"ok": True}
+    assert not [path for path in (s3_server.directory / "upkeep").rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [
+        ({"bucket": "nowhere"}, "BucketNotFound"),
+        ({"region": "eu-central-1"}, "WrongRegion"),
+        ({"endpoint": "http://127.0.0.1:1"}, "EndpointUnreachable"),
+    ],
+)
+def test_a_bucket_that_cannot_be_used_has_a_code_and_a_remedy(run_cli, bucket, wrong, code):
+    answer = run_cli("check-storage", "--target", bucket.model_copy(update=wrong).to_json())
+    said = json.loads(answer.stdout)
+    assert (answer.returncode, said["ok"], said["code"]) == (1, False, code)
+    assert ": " in said["message"], "what is wrong, and what to do"
+
+
+def test_keys_that_the_server_does_not_know(run_cli, bucket, monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
+    said = json.loads(run_cli("check-storage", "--target", bucket.to_json()).stdout)
+    assert said["code"] == "AccessDenied"
+    assert "another" not in said["message"]
+
+
+def test_a_bucket_is_emptied_below_one_fingerprint(run_cli, bucket, s3_server):
+    backend = open_backend(bucket)
+    for fingerprint in (FINGERPRINT, OTHER):
+        name = ObjectName(fingerprint, Half.TARGET, "11" * 32, "22" * 32, "0" * 16)
+        backend.write(name, b"h" * HEADER_SIZE, memoryview(b"page"))
+        backend.write_note(NoteName(fingerprint, LEASE, "1"), b"held")
+    backend.close()
+    answer = run_cli("empty-storage", "--target", bucket.to_json(), "--fingerprint", FINGERPRINT)
+    assert answer.stdout.startswith("removed 1 objects from bucket upkeep at ")
+    left = [path for path in (s3_server.directory / "upkeep").rglob("*") if path.is_file()]
+    for path in left:
+        path.unlink()
+    assert len(left) == 2
+    assert all(OTHER in str(path) for path in left)
 
 
 def test_what_is_no_target(run_cli):
