@@ -17,8 +17,8 @@ export UV_SYSTEM_CERTS := true
 RUN := uv run --no-sync
 CLUSTER_TOOL := $(RUN) python -m speccache_tools.cluster
 WITHOUT_CLUSTER := --ignore=tests/e2e --ignore=tests/gpu
-# Three on two cores: much of what is tested waits for leases, resyncs and processes. In the order of the files: those that
-# take long are not the last.
+# Three on two cores: much of what is tested waits for leases, resyncs and processes. In the order of the files: those
+# that take long are not the last.
 IN_PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 OWN_CLUSTER := $(if $(filter existing,$(CLUSTER)),,build cluster)
 
@@ -61,15 +61,16 @@ lint: setup ## formatting, ruff, strict types, import contracts
 	$(call phase,types,$(RUN) mypy)
 	$(call phase,import contracts,$(RUN) lint-imports --no-logo)
 
-check: lint ## lint and every test that needs no node
+check: lint ## lint and every test that starts neither a node nor the whole program
 	@$(CLUSTER_TOOL) programs --api --helm --s3
-	$(call phase,tests without a cluster,$(RUN) pytest $(IN_PARALLEL) $(WITHOUT_CLUSTER))
+	$(call phase,tests without a cluster,$(RUN) pytest $(IN_PARALLEL) $(WITHOUT_CLUSTER) -m 'not program')
 
 gpu: setup ## the tests that need an NVIDIA GPU
 	$(RUN) pytest tests/gpu
 
-test: ## everything: setup, check, images, cluster, end to end
+test: ## everything: setup, check, the whole program, images, cluster, end to end
 	@$(MAKE) --no-print-directory check
+	$(call phase,tests of the whole program,$(RUN) pytest $(IN_PARALLEL) $(WITHOUT_CLUSTER) -m program)
 	$(foreach target,$(OWN_CLUSTER),$(call phase,$(target),$(MAKE) --no-print-directory $(target))$(newline))
 	@printf '\n=== end to end\n'; $(RUN) pytest tests/e2e
 

@@ -2,7 +2,7 @@
 
 Fixtures: `apiserver` (etcd and the API server alone, private to this run), `s3_server` (a real S3 server, likewise),
 `cluster` (a whole cluster that is already up), `kubectl` and `helm` (the pinned programs). Tests under e2e/ carry the
-marker `cluster`.
+marker `cluster`; those that start the program itself, as a user does, carry `program` and are left out of `make check`.
 
 `pytest -n 3 --dist loadfile` runs in three processes, each with an API server of its own.
 
@@ -30,6 +30,7 @@ _PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "cluster: needs a whole Kubernetes cluster with the project's images")
+    config.addinivalue_line("markers", "program: starts the whole program, whose imports alone take seconds")
     # Or pytest-asyncio asks for "the" loop, which Python 3.11 then makes and nobody closes: a warning, so an error.
     asyncio.set_event_loop(None)
 

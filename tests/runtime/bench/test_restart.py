@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.program
+
 SAMPLE = Path(__file__).parents[3] / "samples" / "tiny.yaml"
 
 

@@ -16,6 +16,8 @@ from speccache_runtime.bench.prompts import load_prompts
 from speccache_runtime.bench.server import Server
 from speccache_runtime.local import parse_resource, read_resource
 
+pytestmark = pytest.mark.program
+
 SAMPLES = Path(__file__).parents[3] / "samples"
 
 

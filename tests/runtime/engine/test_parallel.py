@@ -22,6 +22,8 @@ from speccache_runtime.core import Output, Request, SamplingParams, Tier
 from speccache_runtime.engine.build import Built, build_engine
 from speccache_runtime.metrics import Metrics
 
+pytestmark = pytest.mark.program
+
 NEW = 24
 PATIENCE_S = 60.0
 

@@ -25,6 +25,8 @@ from speccache_runtime.engine.parallel import leader
 from speccache_runtime.engine.service import EngineService
 from speccache_runtime.errors import RankError
 
+pytestmark = pytest.mark.program
+
 PATIENCE_S = 60.0
 
 

@@ -21,6 +21,8 @@ from speccache_runtime.errors import ConfigError, EngineFailed, ModelError
 from speccache_runtime.server.early import listen
 from speccache_runtime.server.run import SAME_SIGNAL_SECONDS, serve
 
+pytestmark = pytest.mark.program
+
 STUBBORN = Path(__file__).parent / "stubborn_server.py"
 
 

@@ -21,6 +21,8 @@ from typing import NamedTuple
 import httpx
 import pytest
 
+pytestmark = pytest.mark.program
+
 SAMPLE = Path(__file__).parents[3] / "samples" / "tiny.yaml"
 WAIT_SECONDS = 120
 END_SECONDS = 10

@@ -7,6 +7,8 @@ import pytest
 from speccache_runtime.core import Finish
 from speccache_runtime.server.text import StopFinder
 
+pytestmark = pytest.mark.program
+
 
 @pytest.mark.parametrize("size", range(1, 8))
 @pytest.mark.parametrize(
