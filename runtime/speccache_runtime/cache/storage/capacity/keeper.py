@@ -32,6 +32,8 @@ ROUND_S = 5.0
 IDLE_S = 20.0
 """Between two rounds without one: then there is nothing but counting. Less than the lease lasts, or pods would take
 turns and each list the store anew."""
+CLOSE_S = 3.0
+"""How long `close` waits for the round under way."""
 STATE_TTL_S = 60.0
 """A limit told so long ago holds no more, and nothing is written until there is another."""
 
@@ -72,8 +74,11 @@ class Keeper:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread after the round under way, and gives the lease up; does not wait for either."""
+        """Ends the thread and gives the lease up, before the backend is closed; does not wait long for a store that
+        hangs."""
         self._end.set()
+        if self._thread is not None:
+            self._thread.join(CLOSE_S)
 
     def round(self) -> None:
         """Tells, sweeps if it is our turn, and learns the limit. Raises BackendError when storage fails."""
