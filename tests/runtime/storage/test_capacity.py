@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from speccache_runtime.cache.storage.base import BackendError, NoteName, ObjectName, StoredObject
 from speccache_runtime.cache.storage.capacity import keeper as keeper_module
+from speccache_runtime.cache.storage.capacity import sweeper
 from speccache_runtime.cache.storage.capacity.account import HIGH, LOW, Account, excess, limits
 from speccache_runtime.cache.storage.capacity.budget import Budget
 from speccache_runtime.cache.storage.capacity.keeper import Keeper
@@ -28,6 +29,7 @@ from speccache_runtime.cache.storage.outcome import Outcome
 from speccache_runtime.cache.storage.store import PairStore
 
 from .memory import MemoryBackend, Shelf
+from .places import PLACES
 
 FINGERPRINT = "99" * 32
 ROOT = bytes(32)
@@ -501,6 +503,49 @@ def test_the_thread_goes_on_when_the_store_fails_and_ends_when_it_is_told(
     assert not backend.list_notes(FINGERPRINT, USAGE), "it takes its note with it"
     other = SweeperLease(MemoryBackend(shelf), FINGERPRINT, "other")
     assert other.hold(), "and gives the lease up"
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_four_writers_keep_within_five_per_cent_of_a_real_store(
+    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock is the store's own, so pages are let go at once; they are never used twice here."""
+    monkeypatch.setattr(sweeper, "SPARED_S", -3.0)  # a bucket tells the time in whole seconds
+    monkeypatch.setattr(sweeper, "_FRESH_S", 0.0)
+    monkeypatch.setattr(sweeper, "_FRESH_SHARE", 0)
+    place = PLACES[kind](request)
+    capacity = 40 * PAIR_BYTES
+    backends = [place.open() for _ in range(4)]
+    for backend in backends:
+        backend.probe()
+    keepers = [Keeper(backend, FINGERPRINT, capacity, NullObserver()) for backend in backends]
+    stores = [
+        PairStore(backend, FINGERPRINT, TARGET_SPACE, DRAFT_SPACE, TARGET_BYTES, DRAFT_BYTES, keeper=keeper)
+        for backend, keeper in zip(backends, keepers, strict=True)
+    ]
+
+    def stored() -> int:
+        return sum(each.nbytes for each in backends[0].objects(FINGERPRINT))
+
+    for keeper in [*keepers, *keepers]:
+        keeper.round()
+    outcomes: list[Outcome] = []
+    peak = 0
+    for turn in range(24):
+        for number, (store, keeper) in enumerate(zip(stores, keepers, strict=True)):
+            parent = ROOT
+            for page in range(2):
+                key = digest(f"{number} {turn} {page}")
+                outcomes.append(store.write_pair(key, parent, bytes(TARGET_BYTES), bytes(DRAFT_BYTES), (1,)).target)
+                parent = key
+            keeper.round()
+        peak = max(peak, stored())
+    assert peak <= 1.05 * capacity
+    assert stored() >= 0.8 * capacity
+    assert outcomes.count(Outcome.WRITTEN) > 100
+    assert set(outcomes) <= {Outcome.WRITTEN, Outcome.FULL}
+    for store in stores:
+        store.close()
 
 
 class Capacity(RuleBasedStateMachine):
