@@ -282,6 +282,9 @@ def test_many_threads_write_read_and_delete_the_same_names(
     backends = [backend, open_backend()]
     names = [ObjectName(FINGERPRINT, Half.TARGET, "ab" * 32, f"{number:064x}", "5e" * 8) for number in range(4)]
     bodies = {name: bytes([number]) * 50_000 for number, name in enumerate(names)}
+    # versitygw removes a folder with its last object, and may fail a put that comes at that moment; S3 has no folders.
+    neighbour = ObjectName(FINGERPRINT, Half.TARGET, "ab" * 32, "00" + "ff" * 31, "5e" * 8)
+    backend.write(neighbour, HEADER, PAYLOAD)
     seen: set[Outcome] = set()
 
     def work(number: int) -> None:
@@ -302,7 +305,7 @@ def test_many_threads_write_read_and_delete_the_same_names(
         list(pool.map(work, range(6)))
     assert Outcome.HIT in seen
     assert seen <= {Outcome.HIT, Outcome.MISS}
-    assert set(place.paths()) <= {name.path for name in names}
+    assert set(place.paths()) <= {name.path for name in (*names, neighbour)}
 
 
 def test_the_stores_clock_is_about_ours(backend: Backend) -> None:
