@@ -41,14 +41,10 @@ class BadInspection(ValueError):
 class KVBuffer:
     """What one layer keeps of one token under one name: numbers of shape `shape`, in `dtype` or, with None, in the KV
     dtype that the resource says.
-
-    `replicated` buffers are the same on every tensor-parallel rank. The others are split over their first dimension,
-    the KV heads: a rank holds its share of them, or one, repeated, when there are fewer heads than ranks.
     """
 
     name: str
     shape: tuple[int, ...]
-    replicated: bool = False
     dtype: KVDtype | None = None
     __pydantic_config__: ClassVar[ConfigDict] = _CLOSED
 
@@ -59,8 +55,6 @@ class KVBuffer:
             raise ValueError(f"{self.name}: shape must have 1 to {MAX_DIMENSIONS} dimensions, found {self.shape!r}")
         for size in self.shape:
             _counted(f"{self.name}: shape", size, MAX_SIZE)
-        if type(self.replicated) is not bool:
-            raise ValueError(f"{self.name}: replicated must be true or false, found {self.replicated!r}")
         if self.dtype is not None and self.dtype not in DTYPE_BYTES:
             raise ValueError(f"{self.name}: dtype must be one of {', '.join(DTYPE_BYTES)}, found {self.dtype!r}")
 
@@ -68,10 +62,10 @@ class KVBuffer:
         """Bytes of one token in one layer."""
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype or kv_dtype]
 
-    def for_rank(self, ranks: int) -> KVBuffer:
-        """What each of `ranks` tensor-parallel ranks holds. Raises ValueError when the heads do not divide."""
-        if self.replicated or ranks == 1:
-            return self
+    def share(self, ranks: int) -> KVBuffer:
+        """What each of `ranks` tensor-parallel ranks holds if heads are its first dimension: its share of them, or one,
+        repeated, when there are fewer heads than ranks. Raises ValueError when they do not divide.
+        """
         heads, *rest = self.shape
         if heads % ranks and ranks % heads:
             raise ValueError(f"{heads} KV heads cannot be shared evenly by {ranks} ranks")
@@ -82,16 +76,23 @@ class KVBuffer:
 class KVGeometry:
     """The KV of one token: each of `layers` layers keeps `buffers`, in this order in every tier.
 
+    `shared` says what tensor-parallel ranks have of it. True: every rank computes and needs the whole, so that one copy
+    on the host and one in storage serve all of them. False: the first dimension of every buffer is KV heads, and each
+    rank keeps its own share of them in every tier.
+
     The one description of a layout. Sizes, the wire document, pools and host records follow from it and never ask what
     kind of attention it belongs to; only the attention that wrote it knows its buffers by name.
     """
 
     layers: int
     buffers: tuple[KVBuffer, ...]
+    shared: bool = False
     __pydantic_config__: ClassVar[ConfigDict] = _CLOSED
 
     def __post_init__(self) -> None:
         _counted("layers", self.layers, MAX_SIZE)
+        if type(self.shared) is not bool:
+            raise ValueError(f"shared must be true or false, found {self.shared!r}")
         if type(self.buffers) is not tuple or not 1 <= len(self.buffers) <= MAX_BUFFERS:
             raise ValueError(f"buffers must be a list of 1 to {MAX_BUFFERS}, found {self.buffers!r}")
         if len({buffer.name for buffer in self.buffers}) < len(self.buffers):
@@ -107,9 +108,7 @@ class KVGeometry:
         """Multi-head latent attention (MLA): one latent of `rank` numbers and one rotated key of `rope_dim`, which all
         heads share, so every rank needs the whole of them.
         """
-        return cls(
-            layers, (KVBuffer("latent", (rank,), replicated=True), KVBuffer("rope", (rope_dim,), replicated=True))
-        )
+        return cls(layers, (KVBuffer("latent", (rank,)), KVBuffer("rope", (rope_dim,))), shared=True)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> KVGeometry:
@@ -123,21 +122,24 @@ class KVGeometry:
 
     def for_rank(self, ranks: int) -> KVGeometry:
         """What each of `ranks` tensor-parallel ranks holds of it. Raises ValueError when the heads do not divide."""
-        return replace(self, buffers=tuple(buffer.for_rank(ranks) for buffer in self.buffers))
+        if self.shared or ranks == 1:
+            return self
+        return replace(self, buffers=tuple(buffer.share(ranks) for buffer in self.buffers))
+
+    def shard(self, rank: int, ranks: int) -> str:
+        """Which part of it rank `rank` of `ranks` keeps, as storage names it (`speccache_api.fingerprint`)."""
+        return "0of1" if self.shared else f"{rank}of{ranks}"
 
     def bytes_per_token(self, kv_dtype: KVDtype) -> int:
         """Bytes of one token in all layers, on a rank that holds just this."""
         return self.layers * sum(buffer.bytes_per_token(kv_dtype) for buffer in self.buffers)
 
     def pod_bytes_per_token(self, kv_dtype: KVDtype, ranks: int) -> int:
-        """Bytes of one token in a host tier that `ranks` ranks share: what all hold alike is kept once.
+        """Bytes of one token in the host tier of a pod of `ranks` ranks: what they share is there once.
 
         Raises ValueError when the heads do not divide.
         """
-        return self.layers * sum(
-            buffer.for_rank(ranks).bytes_per_token(kv_dtype) * (1 if buffer.replicated else ranks)
-            for buffer in self.buffers
-        )
+        return self.for_rank(ranks).bytes_per_token(kv_dtype) * (1 if self.shared else ranks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ class Parallelism(SpecModel):
     tensor: Literal[1, 2] = 1
     """Tensor-parallel ranks. Default 1. Each holds a share of the heads of both models and of every page, computes on a
     GPU of its own if GPUs are asked for, and keeps its shares under names of their own in storage: another number
-    starts a new cache there.
+    starts a new cache there. Latents (MLA) are shared: one copy on the host and in storage, found again by any number.
     """
 
 
@@ -257,14 +257,6 @@ class Spec(SpecModel):
             " serve on the CPU",
             check=_gpu_for_each_rank,
             at=".resources.limits",
-        ),
-        Rule(
-            cel="self.parallelism.tensor == 1 || !has(self.model.kvGeometry) || !has(self.model.kvGeometry.kvLoraRank)",
-            message="a model with MLA is served by one rank; set parallelism.tensor: 1",
-            check=lambda s: (
-                s.parallelism.tensor == 1 or s.model.kv_geometry is None or s.model.kv_geometry.kv_lora_rank is None
-            ),
-            at=".parallelism.tensor",
         ),
         _shared_heads("model.kvGeometry", lambda s: s.model.kv_geometry),
         _shared_heads("speculative.draftModel.kvGeometry", lambda s: s.draft.kv_geometry if s.draft else None),

@@ -61,7 +61,7 @@ def test_json_that_kubernetes_would_cut_off_is_refused() -> None:
         inspection.to_json()
 
 
-_K = {"name": "k", "shape": [8, 128], "replicated": False, "dtype": None}
+_K = {"name": "k", "shape": [8, 128], "dtype": None}
 _WRONG_BUFFERS: tuple[dict[str, object], ...] = (
     {"name": ""},
     {"name": "../k"},
@@ -75,7 +75,6 @@ _WRONG_BUFFERS: tuple[dict[str, object], ...] = (
     {"shape": [8, 1.5]},
     {"shape": [2**40]},
     {"shape": [1, 1, 1, 1]},
-    {"replicated": 1},
     {"dtype": "fp8"},
     {"dtype": []},
     {"kind": "mha"},
@@ -103,6 +102,7 @@ def _changed(**changes: object) -> str:
         _changed(geometry={"layers": 32, "kv_heads": 8, "head_dim": 128}),
         _changed(geometry=None),
         *(_changed(geometry={"layers": layers, "buffers": [_K]}) for layers in (0, 1.5, "32", True, 2**40)),
+        *(_changed(geometry={"layers": 32, "buffers": [_K], "shared": shared}) for shared in (1, None, "true")),
         *(_changed(geometry={"layers": 32, "buffers": buffers}) for buffers in ([], {}, None, "k", [1], [_K] * 2)),
         *(_changed(geometry={"layers": 32, "buffers": [_K | change]}) for change in _WRONG_BUFFERS),
     ],
@@ -142,8 +142,10 @@ dtypes = st.sampled_from(["float32", "bfloat16"])
 
 @given(latents, dtypes, st.integers(1, 64))
 def test_what_all_ranks_hold_alike_is_kept_once(geometry: KVGeometry, dtype: KVDtype, ranks: int) -> None:
+    assert geometry.shared
     assert geometry.for_rank(ranks) == geometry
     assert geometry.pod_bytes_per_token(dtype, ranks) == geometry.bytes_per_token(dtype)
+    assert {geometry.shard(rank, ranks) for rank in range(ranks)} == {geometry.shard(0, 1)}
 
 
 @given(heads, dtypes, st.integers(1, 64))
@@ -153,6 +155,8 @@ def test_heads_are_shared_or_repeated_but_never_cut(geometry: KVGeometry, dtype:
         with pytest.raises(ValueError, match=f"{kv_heads} KV heads cannot be shared evenly by {ranks} ranks"):
             geometry.for_rank(ranks)
         return
+    assert not geometry.shared
+    assert len({geometry.shard(rank, ranks) for rank in range(ranks)} | {geometry.shard(0, 1)}) == ranks + (ranks > 1)
     one = geometry.for_rank(ranks)
     assert one.bytes_per_token(dtype) * ranks == geometry.pod_bytes_per_token(dtype, ranks)
     assert geometry.pod_bytes_per_token(dtype, ranks) == geometry.bytes_per_token(dtype) * max(1, ranks // kv_heads)

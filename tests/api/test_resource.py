@@ -43,6 +43,12 @@ def test_defaults() -> None:
     assert (spec.drain.request_timeout_seconds, spec.drain.flush_timeout_seconds) == (30, 60)
 
 
+def test_latents_are_served_by_two_ranks() -> None:
+    latent = {"layers": 27, "kvLoraRank": 512, "qkRopeHeadDim": 64, "parameters": 10}
+    resource = _with(model={"uri": "pvc://m/x", "kvGeometry": latent}, parallelism={"tensor": 2})
+    assert SpecCacheDeployment.parse(resource).spec.parallelism.tensor == 2
+
+
 def test_defaults_of_optional_parts() -> None:
     spec = SpecCacheDeployment.parse(
         _with(

@@ -275,6 +275,14 @@ def test_a_further_rank_costs_a_process_and_on_gpus_the_memory_they_talk_by(gpu:
     assert size_memory(given, Inspection(_LLAMA, _EAGLE)).overhead == 5 << 30, "what the user says is the pod's total"
 
 
+def test_a_second_rank_costs_a_pod_with_latents_nothing_but_what_a_rank_costs() -> None:
+    declared = {"layers": 27, "kvLoraRank": 512, "qkRopeHeadDim": 64}
+    spec = _spec(model={"uri": "pvc://models/deepseek", "kvGeometry": declared}, host={"tokens": 64_000})
+    one, two = (size_memory(_over(ranks, spec), Inspection(_LLAMA, _EAGLE)) for ranks in (1, 2))
+    assert (two.host_target, two.host_draft) == (one.host_target, one.host_draft)
+    assert two.limit - one.limit == RANK_OVERHEAD["cuda"] + 2 * SHARED_MEMORY_PER_RANK
+
+
 @pytest.mark.parametrize("shares", [1, 3, 7])
 def test_a_model_that_cannot_be_cut_into_so_many_parts(shares: int) -> None:
     facts = replace(_LLAMA, shares=shares)

@@ -38,8 +38,8 @@ def _wire(name: str = "tiny", **spec: Any) -> WireDocument:
 
 
 def _heads(layers: int) -> dict[str, Any]:
-    buffers = [{"name": name, "shape": [2, 64], "replicated": False, "dtype": None} for name in ("k", "v")]
-    return {"layers": layers, "buffers": buffers}
+    buffers = [{"name": name, "shape": [2, 64], "dtype": None} for name in ("k", "v")]
+    return {"layers": layers, "buffers": buffers, "shared": False}
 
 
 def test_the_whole_document() -> None:

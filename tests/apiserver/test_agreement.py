@@ -170,6 +170,7 @@ _CHANGES: dict[str, list[Any]] = {
     ],
     "memory.policy": ["Auto", "Manual"],
     "memory.overhead": _SIZES,
+    "parallelism.tensor": [1, 2, 3],
     "replicas": [0, 2, 1000, 1001],
     "podDisruptionBudget": [
         {"minAvailable": value} for value in (0, 1, 1000, 1001, -1, "0%", "100%", "101%", "1", "%", 1.5, True)

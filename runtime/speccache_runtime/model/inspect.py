@@ -194,13 +194,15 @@ def _check_shape(directory: Path, config: dict[str, Any], table: dict[str, Tenso
 
 
 def _shares(directory: Path, config: dict[str, Any]) -> int:
-    """Heads and the inner size of the MLP must divide over ranks. Other activations and latent attention run as
+    """Heads and the inner sizes of MLP and experts must divide over ranks. K and V with other activations run as
     transformers' modules, which are not split.
     """
-    if is_latent(config) or config.get("hidden_act", "silu") not in ("silu", "swish"):
+    divided = ["num_attention_heads", "intermediate_size"]
+    if is_latent(config):
+        divided.append("moe_intermediate_size")
+    elif config.get("hidden_act", "silu") not in ("silu", "swish"):
         return 1
-    heads = positive(directory, config, "num_attention_heads")
-    return math.gcd(heads, positive(directory, config, "intermediate_size"))
+    return math.gcd(*(positive(directory, config, key) for key in divided))
 
 
 def _attention_shapes(directory: Path, config: dict[str, Any]) -> dict[str, tuple[int, int]]:

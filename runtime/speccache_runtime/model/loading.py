@@ -46,12 +46,16 @@ def fill(
     With `fused`, projections that share an input share memory. Raises ModelError for a tensor that is missing, unknown
     or of the wrong shape.
     """
-    stacks, parts = share_experts(model, device=device, dtype=dtype)
-    shapes = {name: tuple(tensor.shape) for name, tensor in (model.state_dict() | parts).items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    experts = share_experts(model, split, device=device, dtype=dtype)
+    shapes |= experts.shapes
     if fused:
         for layer in cast(Any, model.get_decoder()).layers:
             share_projections(layer, split, device=device, dtype=dtype)
-    wanted = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if name not in stacks} | parts
+    own_names = {
+        name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if name not in experts.stacks
+    }
+    wanted = own_names | experts.parts
     tied = bool(model.config.tie_word_embeddings)
     if tied:
         del wanted[OUTPUT_HEAD]

@@ -1,7 +1,9 @@
 """Which part of a stored tensor a tensor-parallel rank needs.
 
 Rows of what makes heads, inner activations and vocabulary; columns of what reads them; everything else whole. Names
-are those of the Llama family, which EAGLE-3 heads share once their prefixes are taken off.
+are those of the Llama family, which EAGLE-3 heads share once their prefixes are taken off, and of DeepSeek's latent
+attention: what makes latents is whole on every rank, what makes heads of them is split. Experts are MLPs like others:
+every rank has its part of each of them.
 """
 
 from __future__ import annotations
@@ -16,7 +18,10 @@ from speccache_runtime.model.collective import Collective
 Part = tuple[slice, ...]
 
 _WHOLE = slice(None)
-_ROWS = ("q_proj.weight", "q_proj.bias", "gate_proj.weight", "gate_proj.bias", "up_proj.weight", "up_proj.bias")
+_ROWS = (
+    *("q_proj.weight", "q_proj.bias", "gate_proj.weight", "gate_proj.bias", "up_proj.weight", "up_proj.bias"),
+    *("q_b_proj.weight", "kv_b_proj.weight"),
+)
 _KV_ROWS = ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias")
 _COLUMNS = ("o_proj.weight", "down_proj.weight", "fc.weight")
 _VOCABULARY = ("embed_tokens.weight", "lm_head.weight")

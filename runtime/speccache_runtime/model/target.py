@@ -25,7 +25,7 @@ from speccache_runtime.model.eos import eos_token_ids
 from speccache_runtime.model.files import read_config
 from speccache_runtime.model.fuse import fused_layer, is_fusable
 from speccache_runtime.model.inspect import target_facts
-from speccache_runtime.model.latent import LatentAttention, keys_from_latents
+from speccache_runtime.model.latent import LatentAttention, adapt_layers, keys_from_latents
 from speccache_runtime.model.latent_config import LATENT_FAMILIES
 from speccache_runtime.model.layer import LayerCall, RmsNorm, cut, decode_layer, embed_rows
 from speccache_runtime.model.loading import empty_model, fill
@@ -68,11 +68,11 @@ class Target:
         self.embed = cast(nn.Embedding, model.get_input_embeddings())
         self._decoder: Any = model.get_decoder()
         self._latent = isinstance(self._decoder.layers[0].self_attn, LatentAttention)
-        heads, kv_heads = self.config.num_attention_heads, max(1, self.config.num_key_value_heads // ranks.size)
+        heads, kv_heads = self.config.num_attention_heads // ranks.size, self.config.num_key_value_heads
         self.backend: AttentionBackend = (
             TorchAttention(heads, keys_from_latents)
             if self._latent
-            else TorchAttention(heads // ranks.size // kv_heads)
+            else TorchAttention(heads // max(1, kv_heads // ranks.size))
         )
         self.lm_head: Tensor = model.get_output_embeddings().weight.detach()
         self._captures = frozenset(aux_layers)
@@ -118,7 +118,7 @@ class Target:
         ]
         try:
             out = self._decoder(
-                input_ids=tokens.unsqueeze(0),
+                inputs_embeds=embed_rows(tokens, self.embed.weight, self.ranks).unsqueeze(0),
                 position_ids=positions.unsqueeze(0),
                 use_cache=False,
                 pool=pool,
@@ -170,16 +170,15 @@ def load_target(
             )
     hf_attention.register()
     model = empty_model(path)
-    fuse = fuse and is_fusable(model)
-    if ranks.size > 1 and (not fuse or facts.shares % ranks.size):
+    fuse, latent = fuse and is_fusable(model), facts.model_type in LATENT_FAMILIES
+    if ranks.size > 1 and (not (fuse or latent) or facts.shares % ranks.size):
         raise ModelError(
             f"{path}: the model cannot be split over {ranks.size} ranks (it can over divisors of {facts.shares}); "
             "set parallelism.tensor to one of them"
         )
     fill(model, path, Split.of(ranks, model.config.num_key_value_heads), fused=fuse, device=device, dtype=dtype)
-    if facts.model_type in LATENT_FAMILIES:
-        for layer in cast(Any, model.get_decoder()).layers:
-            layer.self_attn = LatentAttention(layer.self_attn)
+    if latent:
+        adapt_layers(cast(Any, model.get_decoder()).layers, ranks)
     model.requires_grad_(False)
     eos = eos_token_ids(path, read_config(path))
     positions = max(positions, facts.max_positions)

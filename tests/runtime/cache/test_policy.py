@@ -85,7 +85,7 @@ def test_a_host_tier_may_have_no_pages_and_no_draft() -> None:
 
 def test_a_pool_shows_each_page_as_the_bytes_of_its_tensors() -> None:
     """Whatever they are: heads, latents, or a state that stays float32."""
-    state = KVGeometry(2, (KVBuffer("latent", (6,), replicated=True), KVBuffer("state", (2, 3), dtype="float32")))
+    state = KVGeometry(2, (KVBuffer("latent", (6,)), KVBuffer("state", (2, 3), dtype="float32")))
     for geometry in (KVGeometry.heads(2, 2, 4), KVGeometry.latent(3, 8, 4), state):
         pool = KVPool(PoolShape(geometry, 4, "bfloat16"), 3, torch.device("cpu"))
         tensors = [buffer for layer in range(geometry.layers) for buffer in pool.layer(layer)]

@@ -54,6 +54,41 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"model_type": "qwen3", "head_dim": 16},
     "heads_not_grouped": {"model_type": "llama", "num_key_value_heads": 4},
 }
+LATENT = {
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "mscale": 0.7,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 32,
+    "beta_slow": 1,
+}
+FAMILIES |= {
+    "v2_lite": LATENT
+    | {"model_type": "deepseek_v2", "q_lora_rank": None, "rope_parameters": YARN, "n_shared_experts": 2},
+    "v2": LATENT | {"model_type": "deepseek_v2", "topk_method": "group_limited_greedy", "routed_scaling_factor": 16.0},
+    "v3": LATENT | {"model_type": "deepseek_v3", "rope_parameters": YARN},
+    "v3_halves": LATENT | {"model_type": "deepseek_v3", "rope_interleave": False, "topk_group": 2, "q_lora_rank": None},
+    "v3_biased": LATENT | {"model_type": "deepseek_v3", "attention_bias": True, "norm_topk_prob": False},
+}
+"""The last five have multi-head latent attention and experts."""
 
 
 def make_model(path: Path, family: str, *, seed: int = 0, **changes: Any) -> Path:
@@ -66,6 +101,9 @@ def make_model(path: Path, family: str, *, seed: int = 0, **changes: Any) -> Pat
         for parameter in model.parameters():
             # Larger than the usual start values, so that attention is far from uniform and errors show.
             parameter.copy_(torch.randn_like(parameter) * 0.15 + (1.0 if parameter.ndim == 1 else 0.0))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.randn_like(buffer) * 0.2)
     model.to(torch.bfloat16).save_pretrained(path)
     return path
 

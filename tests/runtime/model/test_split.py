@@ -5,6 +5,7 @@ In: ranks as threads that meet at a barrier. Out: processes, messages, pages (te
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +27,6 @@ from speccache_runtime.model.split import Split
 from speccache_runtime.model.target import load_target
 
 CPU = torch.device("cpu")
-AUX = (0, 2, 4)
 BOUND = 2e-5
 """Ranks add partial sums in another order. In float32 that moves a logit by less than this share of the largest one."""
 PATIENCE_S = 60
@@ -92,7 +92,9 @@ def rank_pool(geometry: KVGeometry, ranks: int, pages: int = 64) -> KVPool:
 def run_target(path: Path, ranks: Any, tokens: list[int], tools: SimpleNamespace) -> SimpleNamespace:
     """Prefill in two chunks on one rank: what it holds and what it says."""
     with LOADING:
-        target = load_target(path, device=CPU, dtype=torch.float32, aux_layers=AUX, ranks=ranks)
+        layers = inspect(path, None).target.geometry.layers
+        aux = (0, layers // 2, layers - 1)
+        target = load_target(path, device=CPU, dtype=torch.float32, aux_layers=aux, ranks=ranks)
     pool = rank_pool(target.facts.geometry, ranks.size)
     packer = tools.Packer(target, pool)
     sequence = packer.sequence(tokens)
@@ -104,8 +106,12 @@ def run_target(path: Path, ranks: Any, tokens: list[int], tools: SimpleNamespace
     )
 
 
+KV_HEADS = ["llama", "llama_tied_biased", "mistral", "qwen2", "qwen3", "heads_not_grouped"]
+LATENTS = ["v2_lite", "v2", "v3", "v3_halves", "v3_biased"]
+
+
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("family", ["llama", "llama_tied_biased", "mistral", "qwen2", "qwen3", "heads_not_grouped"])
+@pytest.mark.parametrize("family", KV_HEADS + LATENTS)
 def test_ranks_together_compute_what_one_does(
     family: str, size: int, model_dir: Callable[[str], Path], tools: SimpleNamespace
 ) -> None:
@@ -135,6 +141,28 @@ def test_a_rank_holds_no_more_than_its_share(
     for part in parts:
         assert part.held == (whole.held - alike) // 2 + alike
         assert part.pool.layout.page_bytes * 2 == whole.pool.layout.page_bytes
+
+
+@pytest.mark.parametrize("family", LATENTS)
+def test_every_rank_has_all_latents_and_a_share_of_what_reads_them(
+    family: str, model_dir: Callable[[str], Path], tools: SimpleNamespace
+) -> None:
+    path, tokens = model_dir(family), tools.random_tokens(70)
+    (whole,) = Meeting(1).run(lambda rank: run_target(path, rank, tokens, tools))
+    parts = Meeting(2).run(lambda rank: run_target(path, rank, tokens, tools))
+    alike = sum(
+        tensor.numel()
+        for name, tensor in load_file(path / "model.safetensors").items()
+        if re.search(r"norm|q_a_proj|kv_a_proj|mlp\.gate\.weight|o_proj\.bias", name)
+    )
+    biases = 3 * 48 if family == "v3_biased" else 0
+    for number, part in enumerate(parts):
+        assert part.held == (whole.held - alike) // 2 + alike - (biases if number else 0), "a bias counts once"
+        assert part.pool.layout.page_bytes == whole.pool.layout.page_bytes
+        for layer in range(3):
+            for ours, other, alone in zip(*(each.pool.layer(layer) for each in (part, parts[0], whole)), strict=True):
+                assert torch.equal(ours, other), "ranks keep other latents than rank 0, which writes them"
+                torch.testing.assert_close(ours, alone, atol=BOUND * float(alone.abs().max()), rtol=0)
 
 
 @pytest.mark.parametrize("vocabulary", [96, 97])
