@@ -29,14 +29,16 @@ def fingerprint(target_identity: str, kv_dtype: str, page_size: int) -> str:
 
 
 def target_namespace(fingerprint: str, shard: str) -> str:
-    """SHA-256 hex that names the target's halves below `fingerprint`; `shard` says which part they are (`KVGeometry.shard`)."""
+    """SHA-256 hex that names the target's halves below `fingerprint`; `shard` says which part of them they are
+    (`KVGeometry.shard`).
+    """
     return _digest({"fingerprint": fingerprint, "shard": shard})
 
 
 def draft_namespace(fingerprint: str, shard: str, draft_identity: str, lookahead: int) -> str:
-    """SHA-256 hex that names one draft's halves below `fingerprint`; their `shard` need not be the target's. `lookahead`
-    is how many following tokens the draft's KV of a position depends on (1 for EAGLE heads, 0 for a draft that reads
-    only the past).
+    """SHA-256 hex that names one draft's halves below `fingerprint`; `shard` is theirs, which need not be the target's.
+    `lookahead` is how many following tokens the draft's KV of a position depends on (1 for EAGLE heads, 0 for a draft
+    that reads only the past).
     """
     return _digest({"fingerprint": fingerprint, "shard": shard, "draft": draft_identity, "lookahead": lookahead})
 

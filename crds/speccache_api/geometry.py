@@ -80,7 +80,7 @@ class KVGeometry:
     on the host and one in storage serve all of them. False: the first dimension of every buffer is KV heads, and each
     rank keeps its own share of them in every tier.
 
-    The one description of a layout. Sizes, the wire document, pools and host records follow from it and never ask what
+    The one description of a layout. Sizes, the wire document, pools and host pages follow from it and never ask what
     kind of attention it belongs to; only the attention that wrote it knows its buffers by name.
     """
 

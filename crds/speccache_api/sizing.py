@@ -3,7 +3,7 @@
 ::
 
     hostPages    = from size, tokens or ratio           (one count: the draft pool has the target's slots)
-    hostTarget   = hostPages * target bytes per page
+    hostTarget   = hostPages * target bytes per page    (of all ranks; what they share counts once)
     hostDraft    = hostPages * draft bytes per page     (what others call "doubled"; exact here)
     sharedMemory = SHARED_MEMORY_PER_RANK * ranks at /dev/shm, by which GPU ranks talk; 0 for one rank and on the CPU
     overhead     = runtime, CUDA context, peak while loading weights, and RANK_OVERHEAD for each further rank
@@ -34,7 +34,8 @@ from speccache_api.uris import builtin_name
 WEIGHT_BYTES_CPU = 4
 """The CPU computes in float32, whatever the files hold."""
 RANK_OVERHEAD: dict[Device, int] = {"cpu": 1 * GIB, "cuda": 3 * GIB}
-"""A further rank's own process: interpreter, libraries' private memory, CUDA context, its peak while loading."""
+"""A further rank's own process: interpreter, libraries' private memory, CUDA context, its peak while loading, and the
+weights that every rank has whole (norms, and with MLA what makes latents: some thousandths of a model)."""
 SHARED_MEMORY_PER_RANK = 256 * MIB
 """NCCL's buffers where GPUs cannot reach each other directly; mounted at /dev/shm with this size."""
 DEFAULT_OVERHEAD: dict[Device, int] = {"cpu": 2 * GIB, "cuda": 6 * GIB}

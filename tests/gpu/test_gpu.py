@@ -3,6 +3,7 @@
 Run by `make gpu`; CI machines have no GPU, so `make test` leaves this folder out.
 """
 
+import os
 import random
 from pathlib import Path
 
@@ -13,8 +14,8 @@ from prometheus_client import CollectorRegistry
 from speccache_api.geometry import KVGeometry
 from speccache_runtime.bench.gpu import GpuBench
 from speccache_runtime.bench.random_pair import PairShape, write_pair
-from speccache_runtime.cache.layout import HostRecord
-from speccache_runtime.cache.pool import HostArena, KVPool, PoolShape
+from speccache_runtime.cache.pool import HostArena, KVPool, PoolShape, shared_bytes
+from speccache_runtime.cache.shared_memory import SharedMemory
 from speccache_runtime.cache.transfer import Move
 from speccache_runtime.cache.transfers import make_transfer
 from speccache_runtime.core import Output, Request, SamplingParams
@@ -38,7 +39,7 @@ def test_pages_come_back_byte_for_byte_in_both_pools_whatever_their_order() -> N
     for tensor in tensors:
         tensor.normal_()
     before = [view.clone() for view in [*target.page_bytes(), *draft.page_bytes()]]
-    arena = HostArena(HostRecord(target.layout, draft.layout), 64, pinned=True)
+    arena = HostArena.of(target, draft, 64)
     transfer = make_transfer(arena, target, draft)
     numbers = random.Random(0)
     away = [
@@ -63,6 +64,38 @@ def test_pages_come_back_byte_for_byte_in_both_pools_whatever_their_order() -> N
     assert job.done()
     assert job.seconds > 0
     arena.close()
+
+
+def test_what_ranks_share_is_page_locked_by_each_and_filled_by_the_first() -> None:
+    """Two mappings of one memory; the second rank's draft half is its own."""
+    latents = PoolShape(KVGeometry.latent(4, 64, 16), 16, "bfloat16")
+    heads = PoolShape(KVGeometry.heads(1, 2, 64), 16, "bfloat16")
+    memory = SharedMemory.create(shared_bytes([latents, heads], 64))
+    there = SharedMemory(os.dup(memory.fd), owner=False)
+    ranks = []
+    for each in (memory, there):
+        target, draft = KVPool(latents, 64, DEVICE), KVPool(heads, 64, DEVICE)
+        for tensor in (*(t for n in range(4) for t in target.layer(n)), *draft.layer(0)):
+            tensor.normal_()
+        arena = HostArena.of(target, draft, 64, each)
+        ranks.append((target, draft, arena, make_transfer(arena, target, draft)))
+    moves = [Move(page, 63 - page, draft=True) for page in range(64)]
+    before = [[view.clone() for view in [*target.page_bytes(), *draft.page_bytes()]] for target, draft, *_ in ranks]
+    for *_, transfer in ranks:  # the second would write other latents over the first's
+        transfer.backup(moves)
+        torch.cuda.synchronize()
+    for target, draft, _, transfer in ranks:
+        for view in [*target.page_bytes(), *draft.page_bytes()]:
+            view.zero_()
+        transfer.load(moves)
+        torch.cuda.synchronize()
+    latent_views = len(latents.layout.buffers)
+    for (target, draft, *_), own in zip(ranks, before, strict=True):
+        expected = before[0][:latent_views] + own[latent_views:]
+        found = [*target.page_bytes(), *draft.page_bytes()]
+        assert all(torch.equal(new, old) for new, old in zip(found, expected, strict=True))
+    for _, _, arena, _ in ranks:
+        arena.close()
 
 
 @pytest.mark.parametrize("algorithm", ["EAGLE3", "None"])

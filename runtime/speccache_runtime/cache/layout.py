@@ -23,7 +23,7 @@ class BufferSpec:
 
 @dataclass(frozen=True)
 class Layout:
-    """The buffers of one pool in the order in which a host record holds them."""
+    """The buffers of one pool in the order in which a host page holds them."""
 
     buffers: tuple[BufferSpec, ...]
 
@@ -40,7 +40,7 @@ class Layout:
 
     @cached_property
     def page_bytes(self) -> int:
-        """Bytes of one page over all buffers: this pool's half of a host record."""
+        """Bytes of one page over all buffers: this pool's half of a host page."""
         return sum(b.page_bytes for b in self.buffers)
 
     @cached_property
@@ -56,21 +56,3 @@ class Layout:
     def num_layers(self) -> int:
         """Number of layers, counted from 0 without gaps."""
         return 1 + max(b.layer for b in self.buffers)
-
-
-@dataclass(frozen=True, slots=True)
-class HostRecord:
-    """One host page: the target half, then the draft half. One allocation, one eviction."""
-
-    target: Layout
-    draft: Layout | None
-
-    @property
-    def draft_offset(self) -> int:
-        """Where the draft half begins."""
-        return self.target.page_bytes
-
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of the whole record."""
-        return self.target.page_bytes + (self.draft.page_bytes if self.draft else 0)

@@ -78,14 +78,14 @@ class PairedCache:
         self._draft, self._facts = pool, draft
 
     def open(self, store: PairStore | None, wake: Callable[[], None], ranks: OtherRanks | None = None) -> None:
-        """Allocates the host records and starts the tiers; the cache owns `store` from here on.
+        """Allocates the host pages and starts the tiers; the cache owns `store` from here on.
 
         `wake` is called from a worker thread when `poll` has something to do. `ranks` do with their own pages all that
         is done with the pages here.
         """
         self._opened = True
-        self._arena = HostArena.of(self._target, self._draft, self._host_pages)
         self._ranks = ranks or self._ranks
+        self._arena = HostArena.of(self._target, self._draft, self._host_pages, self._ranks.memory)
         transfer = self._ranks.transfer(make_transfer(self._arena, self._target, self._draft))
         self.loads = Loads(transfer)
         self._io = self._ranks.storage(StorageIO(store, self._arena, wake)) if store else None

@@ -120,13 +120,19 @@ class StorageIO:
         )
 
     def touch(self, key: bytes, parent: bytes, draft: bool, then: Callable[[Outcome], None]) -> None:
-        self._run(self._writers, lambda: self._store.touch(key, parent, draft), then, lambda outcome: False)
+        half = draft and self._arena.draft.owned
+        self._run(self._writers, lambda: self._store.touch(key, parent, half), then, lambda outcome: False)
 
     def hurry(self) -> None:
         self._store.hurry()
 
-    def _halves(self, host: int, draft: bool) -> tuple[memoryview, memoryview | None]:
-        return self._arena.target_half(host), self._arena.draft_half(host) if draft else None
+    def _halves(self, host: int, draft: bool) -> tuple[memoryview | None, memoryview | None]:
+        """What of a host page this process writes to storage and reads from there."""
+        arena = self._arena
+        return (
+            arena.target.page(host) if arena.target.owned else None,
+            arena.draft.page(host) if draft and arena.draft.owned else None,
+        )
 
     def _run(
         self, pool: Workers, work: Callable[[], _T], then: Callable[[_T], None], usual: Callable[[_T], bool]

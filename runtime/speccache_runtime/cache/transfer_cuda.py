@@ -1,6 +1,6 @@
-"""Page moves on an NVIDIA GPU: one Triton kernel that reads or writes the page-locked host records in place.
+"""Page moves on an NVIDIA GPU: one Triton kernel that reads or writes the page-locked host pages in place.
 
-Host records are page-first (all layers of a page together, as storage wants them), device pools are layer-first (as
+Host pages are page-first (all layers of a page together, as storage wants them), device pools are layer-first (as
 attention wants them). A gather kernel over page-locked memory reaches more than nine tenths of the copy engine at any
 page size, so no staging buffer and no third layout is needed; one call to the copy engine per page would be several
 times slower for small pages.
@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from speccache_runtime.cache.pool import HostArena, KVPool
-from speccache_runtime.cache.transfer import Job, Move, columns
+from speccache_runtime.cache.transfer import HalfCopy, Job, Move, halves
 from speccache_runtime.tensors import send
 
 _WORD = 8  # bytes per element that the kernel moves
@@ -73,15 +73,23 @@ class _EventJob:
         torch.cuda.current_stream().wait_event(self._ended)
 
 
+class _Half:
+    """A half in words: of each buffer the device's rows, and the host's rows from where it begins in them."""
+
+    def __init__(self, half: HalfCopy) -> None:
+        rows = half.host.rows.view(torch.int64)
+        self.owned = half.host.owned
+        self.words = [(view.view(torch.int64), rows[:, start // _WORD :]) for view, start, _ in half.columns]
+
+
 class CudaTransfer:
     """Backups and loads each have a stream, so that a load never waits for a backup."""
 
     def __init__(self, arena: HostArena, target: KVPool, draft: KVPool | None) -> None:
         self._device = target.device
-        self._rows = arena.rows.view(torch.int64)
-        self._target = [(v.view(torch.int64), a // _WORD, b // _WORD) for v, a, b in columns(target, 0)]
-        draft_columns = columns(draft, arena.record.draft_offset) if draft else []
-        self._draft = [(v.view(torch.int64), a // _WORD, b // _WORD) for v, a, b in draft_columns]
+        target_half, draft_half = halves(arena, target, draft)
+        self._target = _Half(target_half)
+        self._draft = _Half(draft_half) if draft_half else None
         self._layer_of = [b.layer for b in target.layout.buffers]
         self._num_layers = target.layout.num_layers
         self._backup_stream = torch.cuda.Stream(self._device)
@@ -104,15 +112,14 @@ class CudaTransfer:
         with torch.cuda.stream(stream):
             began.record()
             device_pages, host_pages = self._numbers(moves, keep)
-            for at, (view, start, end) in enumerate(self._target):
-                self._launch(view, start, end, device_pages, host_pages, to_host)
-                nbytes += (end - start) * _WORD * len(moves)
-                layers[self._layer_of[at]].record()
-            if both and self._draft:
+            if self._target.owned or not to_host:
+                for at, (view, host) in enumerate(self._target.words):
+                    nbytes += self._launch(view, host, device_pages, host_pages, to_host)
+                    layers[self._layer_of[at]].record()
+            if both and self._draft and (self._draft.owned or not to_host):
                 device_pages, host_pages = self._numbers(both, keep)
-                for view, start, end in self._draft:
-                    self._launch(view, start, end, device_pages, host_pages, to_host)
-                    nbytes += (end - start) * _WORD * len(both)
+                for view, host in self._draft.words:
+                    nbytes += self._launch(view, host, device_pages, host_pages, to_host)
             ended.record()
         return _EventJob(nbytes, began, layers, ended, keep)
 
@@ -121,11 +128,9 @@ class CudaTransfer:
         keep.append(both)
         return both[0], both[1]
 
-    def _launch(
-        self, view: Tensor, start: int, end: int, device_pages: Tensor, host_pages: Tensor, to_host: bool
-    ) -> None:
-        words = end - start
-        host = self._rows[:, start:]
+    def _launch(self, view: Tensor, host: Tensor, device_pages: Tensor, host_pages: Tensor, to_host: bool) -> int:
+        """Starts the copy of one buffer of these pages; the bytes that it moves."""
+        words = view.shape[1]
         dst, src = (host, view) if to_host else (view, host)
         dst_pages, src_pages = (host_pages, device_pages) if to_host else (device_pages, host_pages)
         tiles = triton.cdiv(words, _TILE)
@@ -133,3 +138,4 @@ class CudaTransfer:
         _move_pages[(min(items, _PROGRAMS),)](
             dst, src, dst_pages, src_pages, dst.stride(0), src.stride(0), words, tiles, items, TILE=_TILE
         )
+        return words * _WORD * len(device_pages)

@@ -174,12 +174,17 @@ def _open_store(
     shapes: Sequence[PoolShape],
     metrics: Metrics,
 ) -> PairStore | None:
-    if config.storage is None:
+    """The store of the halves that this rank keeps in storage: its own, and on rank 0 those that ranks share. None
+    without a storage tier, or if there are no such halves."""
+    kept = [shape.layout.page_bytes if ranks.rank == 0 or not shape.geometry.shared else 0 for shape in shapes]
+    if config.storage is None or not any(kept):
         return None
+    target_bytes, draft_bytes = kept if draft else (*kept, 0)
     digest = fingerprint(target.identity, config.kv_dtype, config.page_size)
-    shard = f"{ranks.rank}of{ranks.size}"
+    targets = target_namespace(digest, target.geometry.shard(ranks.rank, ranks.size))
     drafts = None
-    if draft is not None:
+    if draft is not None and draft_bytes:
+        shard = draft.geometry.shard(ranks.rank, ranks.size)
         drafts = draft_namespace(digest, shard, draft.identity, DRAFTS[config.algorithm].lookahead)
     backend = open_backend(config.storage.target)
     observer = StorageMetrics(metrics)
@@ -188,10 +193,10 @@ def _open_store(
     return PairStore(
         backend,
         digest,
-        bytes.fromhex(target_namespace(digest, shard)),
+        bytes.fromhex(targets) if target_bytes else None,
         bytes.fromhex(drafts) if drafts else None,
-        shapes[0].layout.page_bytes,
-        shapes[1].layout.page_bytes if draft else 0,
+        target_bytes,
+        draft_bytes,
         observer,
         keeper=keeper,
     )

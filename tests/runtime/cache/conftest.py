@@ -25,6 +25,7 @@ from speccache_runtime.cache.lease import Hit, Lease
 from speccache_runtime.cache.paired import PairedCache
 from speccache_runtime.cache.policy import MissingDraft
 from speccache_runtime.cache.pool import KVPool, PoolShape
+from speccache_runtime.cache.ranks import OtherRanks
 from speccache_runtime.cache.storage.base import Backend, ObjectName, Read
 from speccache_runtime.cache.storage.breaker import BreakerSettings
 from speccache_runtime.cache.storage.codec import Bytes, Half
@@ -168,9 +169,11 @@ class Rig:
         facts: Draft = DRAFTS["EAGLE3"],
         device: str = "cpu",
         breaker: BreakerSettings | None = None,
+        target: PoolShape = TARGET_SHAPE,
+        ranks: OtherRanks | None = None,
     ) -> None:
         self.metrics = Metrics(CollectorRegistry())
-        self.target = KVPool(TARGET_SHAPE, device_pages, torch.device(device))
+        self.target = KVPool(target, device_pages, torch.device(device))
         self.draft = KVPool(DRAFT_SHAPE, device_pages, torch.device(device)) if draft else None
         self.cache = PairedCache(self.target, host_pages=host_pages, answer=answer, metrics=self.metrics)
         if self.draft is not None:
@@ -184,12 +187,12 @@ class Rig:
                 FINGERPRINT,
                 TARGET_SPACE,
                 DRAFT_SPACE if draft else None,
-                TARGET_SHAPE.layout.page_bytes,
+                target.layout.page_bytes,
                 DRAFT_SHAPE.layout.page_bytes if draft else 0,
                 StorageMetrics(self.metrics),
                 breaker=breaker,
             )
-        self.cache.open(store, self.woken.set)
+        self.cache.open(store, self.woken.set, ranks)
         self.closed = False
 
     # ---- the way of one request
@@ -233,16 +236,20 @@ class Rig:
             return False
         keys = KeyChain(PAGE)
         keys.extend(visit.tokens, upto // PAGE)
-        for layer in range(TARGET_SHAPE.geometry.layers):
+        for layer in range(self.target.shape.geometry.layers):
             self.cache.loads.wait_target_layer(visit.lease.loads, layer)
         self.cache.loads.wait_draft(visit.lease.loads)
         for page in range(visit.hit.tokens // PAGE, upto // PAGE):
             if visit.lease.entries[page] is None:
-                put_page(self.target, visit.lease.pages[page], keys.keys[page], "target")
-                if self.draft is not None:
-                    put_page(self.draft, visit.lease.pages[page], keys.keys[page], "draft")
+                self.fill(visit.lease.pages[page], keys.keys[page])
         self.cache.publish([(visit.lease, visit.tokens, upto, upto)])
         return True
+
+    def fill(self, page: int, key: bytes) -> None:
+        """Computes a device page."""
+        put_page(self.target, page, key, "target")
+        if self.draft is not None:
+            put_page(self.draft, page, key, "draft")
 
     def release(self, visit: Visit) -> None:
         self.cache.release(visit.lease)
@@ -369,4 +376,5 @@ def tools() -> SimpleNamespace:
         FINGERPRINT=FINGERPRINT,
         TARGET_SPACE=TARGET_SPACE,
         DRAFT_SPACE=DRAFT_SPACE,
+        DRAFT_SHAPE=DRAFT_SHAPE,
     )

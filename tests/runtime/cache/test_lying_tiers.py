@@ -5,7 +5,10 @@ Whatever happens, a page that a tier calls its own holds the bytes of its key, e
 end nobody pins anything.
 """
 
+import hashlib
+import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -24,15 +27,40 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from speccache_api.geometry import KVGeometry
 from speccache_runtime.cache import storage_io
 from speccache_runtime.cache.policy import MissingDraft
+from speccache_runtime.cache.pool import HostArena, KVPool, PoolShape, shared_bytes
+from speccache_runtime.cache.shared_memory import SharedMemory
 from speccache_runtime.cache.storage.base import BackendError
 from speccache_runtime.cache.storage.breaker import BreakerSettings
+from speccache_runtime.cache.storage.codec import Half
+from speccache_runtime.cache.storage.store import PairStore
+from speccache_runtime.cache.storage_io import StorageIO
+from speccache_runtime.cache.transfer import Move
+from speccache_runtime.cache.transfers import make_transfer
+from speccache_runtime.engine.parallel.messages import (
+    Backup,
+    Cancel,
+    Found,
+    Hurry,
+    Load,
+    Lookup,
+    Moved,
+    Read,
+    Touch,
+    Touched,
+    WasRead,
+    WasWritten,
+    Write,
+)
+from speccache_runtime.engine.parallel.spread import SpreadStorage, SpreadTransfer
 
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
 # Beginnings of three texts of which two share their first page, so that requests meet.
 TEXTS = ([0] * 18, [0, 0, 0, 0, *[1] * 14], [2] * 18)
+SPACES = [hashlib.sha256(f"{half} of rank 1".encode()).digest() for half in ("target", "draft")]
 PROMPTS = st.builds(lambda text, length: TEXTS[text][:length], st.integers(0, 2), st.integers(1, 18))
 
 
@@ -62,7 +90,7 @@ class CacheMachine(RuleBasedStateMachine):
         workers = type("Workers", (self.tools.HandWorkers,), {"queue": self.jobs})
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(storage_io, "Workers", workers)
-            self.rig = self.tools.Rig(
+            self.rig = self.make_rig(
                 backend=self.volume,
                 draft=draft,
                 answer=answer,
@@ -71,6 +99,9 @@ class CacheMachine(RuleBasedStateMachine):
                 host_pages=host,
                 breaker=BreakerSettings(threshold=3, backoff_s=1e-6, cap_s=1e-6),
             )
+
+    def make_rig(self, **settings: Any) -> Any:
+        return self.tools.Rig(**settings)
 
     @rule(draft=st.booleans(), answer=st.sampled_from(MissingDraft), device=st.integers(4, 9), host=st.integers(0, 9))
     def die_and_start_again(self, draft: bool, answer: MissingDraft, device: int, host: int) -> None:
@@ -215,9 +246,9 @@ class CacheMachine(RuleBasedStateMachine):
                     assert self.tools.page_is(self.rig.draft, entry.device, entry.key, "draft")
             if entry.host is not None:
                 arena = self.rig.cache._arena
-                assert self.same(arena.target_half(entry.host), entry.key, "target")
+                assert self.same(arena.target.page(entry.host), entry.key, "target")
                 if entry.draft_on_host:
-                    assert self.same(arena.draft_half(entry.host), entry.key, "draft")
+                    assert self.same(arena.draft.page(entry.host), entry.key, "draft")
 
     def same(self, found: memoryview, key: bytes, half: str) -> bool:
         return torch.equal(torch.frombuffer(found, dtype=torch.uint8), self.tools.content(key, half, len(found)))
@@ -238,4 +269,195 @@ class CacheMachine(RuleBasedStateMachine):
 def test_storage_that_lies_costs_misses_and_nothing_else(tools: SimpleNamespace, device: str) -> None:
     machine = type("CacheMachine", (CacheMachine,), {"tools": tools, "device": device})
     wide = settings(max_examples=4 * settings().max_examples, stateful_step_count=50)
+    run_state_machine_as_test(machine, settings=wide)  # type: ignore[no-untyped-call]
+
+
+# ---- a rank that is behind
+
+
+class LaggingRank:
+    """Rank 1 in the same process: real pools, host pages and storage, which does what rank 0 says when it comes to it.
+
+    Rank 0's target half is its own too; its draft half has other bytes, and another place in storage.
+    """
+
+    def __init__(self, tools: SimpleNamespace, backend: Any, target: PoolShape, **settings: Any) -> None:
+        cpu, pages, host_pages = torch.device("cpu"), settings["device_pages"], settings["host_pages"]
+        draft = tools.DRAFT_SHAPE if settings["draft"] else None
+        apart = [half for half, shape in ((Half.TARGET, target), (Half.DRAFT, draft)) if shape]
+        self._apart = [half for half in apart if half is Half.DRAFT or not target.geometry.shared]
+        nbytes = shared_bytes([target], host_pages)
+        self.memory = SharedMemory.create(nbytes) if nbytes else None
+        self.target, self.draft = KVPool(target, pages, cpu), KVPool(draft, pages, cpu) if draft else None
+        there = None if self.memory is None else SharedMemory(os.dup(self.memory.fd), owner=False)
+        self.arena = HostArena.of(self.target, self.draft, host_pages, there)
+        if there is not None:
+            there.close()
+        self._transfer = make_transfer(self.arena, self.target, self.draft)
+        target_bytes = target.layout.page_bytes if Half.TARGET in self._apart else 0
+        self._store = None
+        if self._apart:
+            self._store = PairStore(
+                backend,
+                tools.FINGERPRINT,
+                SPACES[0] if target_bytes else None,
+                SPACES[1] if draft else None,
+                target_bytes,
+                draft.layout.page_bytes if draft else 0,
+                breaker=settings["breaker"],
+            )
+        self._io = StorageIO(self._store, self.arena, lambda: None) if self._store else None
+        self.orders: list[Callable[[], None]] = []
+        self._answers: list[tuple[Callable[[list[Any]], None], Any]] = []
+        self._last = 0
+        self._reads: dict[int, Any] = {}
+
+    def work(self, count: int) -> None:
+        """Does the next orders."""
+        for _ in range(min(count, len(self.orders))):
+            self.orders.pop(0)()
+
+    # ---- what rank 0 sees
+
+    def transfer(self, local: Any) -> Any:
+        return SpreadTransfer(local, self, self._apart)  # type: ignore[arg-type]
+
+    def storage(self, local: Any) -> Any:
+        return SpreadStorage(local, self, self._apart)  # type: ignore[arg-type]
+
+    def poll(self) -> bool:
+        heard = bool(self._io and self._io.poll()) or bool(self._answers)
+        while self._answers:
+            then, answer = self._answers.pop(0)
+            then([answer])
+        return heard
+
+    def ask(self, order: Callable[[int], Any], then: Callable[[list[Any]], None]) -> int:
+        self._last += 1
+        message = order(self._last)
+        self.orders.append(lambda: self._do(message, lambda answer: self._answers.append((then, answer))))
+        return self._last
+
+    def tell(self, order: Any) -> None:
+        self.orders.append(lambda: self._do(order, lambda answer: None))
+
+    def _do(self, order: Any, answer: Callable[[Any], None]) -> None:
+        match order:
+            case Load(number, moves):
+                self._transfer.load([Move(*move) for move in moves])
+                answer(Moved(number))
+            case Backup(number, moves):
+                self._transfer.backup([Move(*move) for move in moves])
+                answer(Moved(number))
+            case Lookup(number, keys, parent):
+                assert self._io
+                names = [bytes.fromhex(key) for key in keys]
+                self._io.lookup(names, bytes.fromhex(parent), lambda run: answer(Found(number, run.target, run.draft)))
+            case Read(number, key, parent, host, draft):
+                assert self._io
+                page = bytes.fromhex(key), bytes.fromhex(parent)
+                self._reads[number] = self._io.read(
+                    *page, host, draft, lambda read: answer(WasRead(number, read.target, read.draft))
+                )
+            case Write(number, key, parent, host, draft, successors):
+                assert self._io
+                page = bytes.fromhex(key), bytes.fromhex(parent)
+                self._io.write(
+                    *page,
+                    host,
+                    draft,
+                    successors,
+                    lambda written: answer(WasWritten(number, written.target, written.draft)),
+                )
+            case Touch(number, key, parent, draft):
+                assert self._io
+                page = bytes.fromhex(key), bytes.fromhex(parent)
+                self._io.touch(*page, draft, lambda outcome: answer(Touched(number, outcome)))
+            case Cancel(number):
+                self._reads[number].cancel()
+            case Hurry():
+                assert self._io
+                self._io.hurry()
+            case _:
+                raise AssertionError(f"nobody asks this: {order}")
+
+
+class RankedMachine(CacheMachine):
+    """The same with a second rank, which is as far behind as the machine likes."""
+
+    shared: bool
+    other: LaggingRank
+
+    def make_rig(self, **settings: Any) -> Any:
+        tools, machine = self.tools, self
+        geometry = KVGeometry.latent(2, 6, 2) if self.shared else KVGeometry.heads(2, 2, 4)
+        target = PoolShape(geometry, tools.PAGE, "float32")
+        self.other = other = LaggingRank(tools, target=target, **settings)
+
+        class Rig(tools.Rig):  # type: ignore[misc,name-defined]
+            def fill(self, page: int, key: bytes) -> None:
+                super().fill(page, key)
+                other.orders.append(lambda: machine.fill_there(page, key))
+
+            def check_pages(self, visit: Any) -> None:
+                super().check_pages(visit)
+                pages = zip(visit.lease.chain.keys, visit.lease.pages, visit.lease.draft_absent, strict=False)
+                seen = list(pages)[: visit.hit.tokens // tools.PAGE]
+                other.orders.append(lambda: machine.check_there(seen))
+
+        rig = Rig(target=target, ranks=other, **settings)
+        if other.memory is not None:
+            other.memory.close()
+        return rig
+
+    def fill_there(self, page: int, key: bytes) -> None:
+        self.tools.put_page(self.other.target, page, key, "target")
+        if self.other.draft is not None:
+            self.tools.put_page(self.other.draft, page, key, "draft of rank 1")
+
+    def check_there(self, pages: list[tuple[bytes, int, bool]]) -> None:
+        """A request of the other rank sees its own pages."""
+        for key, page, absent in pages:
+            assert self.tools.page_is(self.other.target, page, key, "target")
+            if self.other.draft is not None and not absent:
+                assert self.tools.page_is(self.other.draft, page, key, "draft of rank 1")
+
+    def finish_jobs(self) -> None:
+        deadline = time.monotonic() + 20
+        while self.other.orders or self.jobs or self.rig.cache.poll() or self.rig.cache.busy:
+            self.other.work(len(self.other.orders))
+            while self.jobs:
+                self.jobs.pop(0)()
+            assert time.monotonic() < deadline, "an operation never ends"
+
+    @rule(numbers=st.lists(st.integers(0, 4), min_size=1, max_size=4))
+    def serve_in_a_hurry(self, numbers: list[int]) -> None:
+        """Whole requests, of which the other rank has done nothing yet when they have ended here."""
+        for number in numbers:
+            visit = self.rig.enter(self.tools.numbered_prompt(number))
+            if self.rig.admit(visit) is None:
+                self.rig.cache.end_prefetch(visit.prefetch)
+                continue
+            self.rig.compute(visit)
+            self.rig.release(visit)
+            self.rig.cache.poll()
+
+    @rule(count=st.integers(1, 6))
+    def the_other_rank_works(self, count: int) -> None:
+        self.other.work(count)
+
+    @invariant()
+    def what_the_host_holds_of_it_is_its_own(self) -> None:
+        for entry in self.rig.cache.index.entries():
+            if entry.host is not None:
+                assert self.same(self.other.arena.target.page(entry.host), entry.key, "target")
+                if entry.draft_on_host:
+                    assert self.same(self.other.arena.draft.page(entry.host), entry.key, "draft of rank 1")
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["latents", "heads"])
+def test_a_rank_that_is_behind_never_sees_another_page(tools: SimpleNamespace, shared: bool) -> None:
+    """Neither one that rank 0 has not filled yet, nor one that it has filled anew."""
+    machine = type("RankedMachine", (RankedMachine,), {"tools": tools, "device": "cpu", "shared": shared})
+    wide = settings(max_examples=2 * settings().max_examples, stateful_step_count=50)
     run_state_machine_as_test(machine, settings=wide)  # type: ignore[no-untyped-call]

@@ -154,7 +154,7 @@ def test_a_whole_pair_on_the_host_is_taken_before_half_a_pair_on_the_device(
         assert entry.device is not None
         assert not entry.draft_on_device
         # Another pod has written the draft half, and it has come to the host.
-        second.cache._arena.draft_half(entry.host)[:] = bytes(
+        second.cache._arena.draft.page(entry.host)[:] = bytes(
             tools.content(entry.key, "draft", second.draft.layout.page_bytes)
         )
         entry.draft_on_host = True

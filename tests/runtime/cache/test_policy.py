@@ -1,5 +1,6 @@
 """Which pages may be used, cached and published; what a page is made of; which slots a request's tokens have."""
 
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -9,9 +10,10 @@ from hypothesis import strategies as st
 
 from speccache_api.drafts import DRAFTS
 from speccache_api.geometry import KVBuffer, KVDtype, KVGeometry
-from speccache_runtime.cache.layout import HostRecord, Layout
+from speccache_runtime.cache.layout import Layout
 from speccache_runtime.cache.policy import MissingDraft, cacheable_pages, publishable_pages, usable_pages
-from speccache_runtime.cache.pool import HostArena, KVPool, PoolShape
+from speccache_runtime.cache.pool import HostArena, KVPool, PoolShape, shared_bytes
+from speccache_runtime.cache.shared_memory import SharedMemory
 from speccache_runtime.errors import ConfigError
 
 SIZES = st.integers(1, 8)
@@ -61,26 +63,57 @@ def test_a_layout_covers_its_half_without_gap_or_overlap(
     assert [(b.layer, b.name) for b in layout.buffers] == [(n, name) for n in range(layers) for name in ("k", "v")]
 
 
-def test_a_host_record_is_the_target_half_and_then_the_draft_half() -> None:
-    target, draft = attention_layout_of(2), attention_layout_of(1)
-    record = HostRecord(target, draft)
-    assert record.draft_offset == target.page_bytes
-    assert record.page_bytes == target.page_bytes + draft.page_bytes
-    arena = HostArena(record, 3, pinned=False)
-    for page in range(3):
-        arena.target_half(page)[:] = bytes([10 + page]) * target.page_bytes
-        arena.draft_half(page)[:] = bytes([20 + page]) * draft.page_bytes
-    rows = arena.rows
-    for page in range(3):
-        assert (rows[page, : target.page_bytes] == 10 + page).all()
-        assert (rows[page, target.page_bytes :] == 20 + page).all()
+def fill(arena: HostArena, seed: int) -> None:
+    for page in range(arena.num_pages):
+        arena.target.page(page)[:] = bytes([seed + page]) * arena.target.rows.shape[1]
+        arena.draft.page(page)[:] = bytes([seed + 100 + page]) * arena.draft.rows.shape[1]
+
+
+def filled(arena: HostArena, seed: int) -> list[bool]:
+    """Whether the target's rows hold what `fill` wrote, and the draft's."""
+    rows = range(arena.num_pages)
+    return [
+        all(bool((half.rows[page] == seed + more + page).all()) for page in rows)
+        for half, more in ((arena.target, 0), (arena.draft, 100))
+    ]
+
+
+def test_a_host_page_is_a_row_of_the_target_half_and_one_of_the_draft_half() -> None:
+    target, draft = heads(2), heads(1)
+    arena = HostArena(target, draft, 3, pinned=False)
+    assert (arena.target.rows.nbytes, arena.draft.rows.nbytes) == (3 * target.layout.page_bytes, 192)
+    assert arena.target.rows.data_ptr() % 4096 == arena.draft.rows.data_ptr() % 4096 == 0
+    fill(arena, 10)
+    assert filled(arena, 10) == [True, True]
 
 
 def test_a_host_tier_may_have_no_pages_and_no_draft() -> None:
-    record = HostRecord(attention_layout_of(1), None)
-    assert record.page_bytes == record.draft_offset
-    assert len(HostArena(record, 1, pinned=False).draft_half(0)) == 0
-    HostArena(record, 0, pinned=False).close()
+    assert len(HostArena(heads(1), None, 1, pinned=False).draft.page(0)) == 0
+    HostArena(heads(1), None, 0, pinned=False).close()
+
+
+@pytest.mark.parametrize("whose", ["target", "draft", "both"])
+def test_what_ranks_share_is_there_once_and_what_they_do_not_is_their_own(whose: str) -> None:
+    target = latents() if whose != "draft" else heads(2)
+    draft = latents() if whose != "target" else heads(1)
+    memory = SharedMemory.create(shared_bytes([target, draft], 3))
+    assert memory.nbytes == 4096 * (target.geometry.shared + draft.geometry.shared), "whole blocks, here one each"
+    first = HostArena(target, draft, 3, pinned=False, memory=memory)
+    second = HostArena(target, draft, 3, pinned=False, memory=SharedMemory(os.dup(memory.fd), owner=False))
+    shared = [shape.geometry.shared for shape in (target, draft)]
+    assert [first.target.owned, first.draft.owned] == [True, True]
+    assert [second.target.owned, second.draft.owned] == [not half for half in shared]
+    fill(first, 10)
+    assert filled(second, 10) == shared
+    memory.close()
+    fill(second, 50)
+    assert filled(first, 50) == shared
+    assert filled(second, 50) == [True, True]
+
+
+def test_shared_memory_of_another_size_is_not_used() -> None:
+    with pytest.raises(ValueError, match=r"shared halves take 4096 bytes, .* has 4095"):
+        HostArena(latents(), heads(1), 3, pinned=False, memory=SharedMemory.create(4095))
 
 
 def test_a_pool_shows_each_page_as_the_bytes_of_its_tensors() -> None:
@@ -111,5 +144,9 @@ def test_a_draft_pool_that_cannot_share_page_numbers_stops_the_start(tools: Simp
     rig.close()
 
 
-def attention_layout_of(layers: int) -> Layout:
-    return Layout.of(KVGeometry.heads(layers, 1, 4), 4, "float32")
+def heads(layers: int) -> PoolShape:
+    return PoolShape(KVGeometry.heads(layers, 1, 2), 4, "float32")
+
+
+def latents() -> PoolShape:
+    return PoolShape(KVGeometry.latent(1, 8, 4), 4, "float32")

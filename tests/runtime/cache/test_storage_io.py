@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from speccache_api.geometry import KVGeometry
+from speccache_runtime.cache.pool import HostArena, PoolShape
 from speccache_runtime.cache.storage.base import BackendError
 from speccache_runtime.cache.storage.outcome import Outcome
 from speccache_runtime.cache.storage.store import PairRead, Run
@@ -78,12 +80,9 @@ def test_a_cancelled_read_that_has_not_begun_ends_without_reading() -> None:
         def close(self) -> None:
             return
 
-    class Arena:
-        def target_half(self, page: int) -> object:
-            return page
-
+    arena = HostArena(PoolShape(KVGeometry.heads(1, 1, 1), 1, "float32"), None, 100, pinned=False)
     woken = threading.Event()
-    io = StorageIO(Store(), Arena(), woken.set)  # type: ignore[arg-type]
+    io = StorageIO(Store(), arena, woken.set)  # type: ignore[arg-type]
     ended: dict[int, Outcome] = {}
     tickets = [
         io.read(bytes([page]), b"", page, False, lambda result, page=page: ended.update({page: result.target}))  # type: ignore[misc]

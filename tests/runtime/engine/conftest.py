@@ -12,16 +12,16 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import torch
 from prometheus_client import CollectorRegistry
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from speccache_api.drafts import DRAFTS
 from speccache_api.geometry import ModelFacts
@@ -35,6 +35,7 @@ from speccache_runtime.cache.storage.store import PairStore
 from speccache_runtime.cache.storage_metrics import StorageMetrics
 from speccache_runtime.config import EngineConfig, StorageConfig
 from speccache_runtime.core import Output, Request, SamplingParams, Tier, Usage
+from speccache_runtime.engine.build import Built, build_engine
 from speccache_runtime.engine.engine import Engine
 from speccache_runtime.engine.runner import Runner
 from speccache_runtime.metrics import Metrics
@@ -95,6 +96,54 @@ def write_target(path: Path) -> None:
     save_file({name: tensor.clone() for name, tensor in model.state_dict().items()}, path / "model.safetensors")
     config.architectures = ["LlamaForCausalLM"]
     config.save_pretrained(path)
+
+
+LATENT = {
+    "vocab_size": 48,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1,
+    "max_position_embeddings": 512,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "mscale": 0.7,
+    "mscale_all_dim": 0.7,
+    "original_max_position_embeddings": 64,
+}
+LATENTS: dict[str, dict[str, Any]] = {
+    "v2": {"model_type": "deepseek_v2", "q_lora_rank": None, "rope_parameters": YARN},
+    "v3": {"model_type": "deepseek_v3", "q_lora_rank": 24, "n_group": 2, "topk_group": 1, "routed_scaling_factor": 1.0},
+}
+
+
+def write_latent(path: Path, version: str) -> None:
+    """Like the Llama of the other tests: the newest token decides most of the next one, its context the rest."""
+    draw = torch.Generator().manual_seed(7)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**LATENT, **LATENTS[version]))
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            if "norm" not in name:
+                tensor.copy_(torch.randn(tensor.shape, generator=draw) * 0.19)
+        embed = torch.randn(48, 32, generator=draw)
+        model.model.embed_tokens.weight.copy_(embed)
+        model.lm_head.weight[torch.randperm(48, generator=draw)] = embed
+    model.save_pretrained(path)
 
 
 def write_standalone(path: Path, target: Path) -> None:
@@ -386,6 +435,59 @@ def settings(pair: Pair, folder: Path | None, **changes: Any) -> EngineConfig:
     return dataclasses.replace(config, **changes)
 
 
+class Replica:
+    """An engine over all its ranks, stepped by the test."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.metrics = Metrics(CollectorRegistry())
+        self.outputs: dict[str, list[Output]] = {}
+        self.woken = threading.Event()
+        self.built: Built = build_engine(config, self.metrics, self._keep, self.woken.set)
+        self.engine = self.built.engine
+
+    def _keep(self, output: Output) -> None:
+        self.outputs.setdefault(output.request_id, []).append(output)
+
+    def run(self, prompts: Sequence[Sequence[int]]) -> list[list[Output]]:
+        for number, prompt in enumerate(prompts):
+            self.outputs.pop(f"r{number}", None)
+            self.engine.add(Request(f"r{number}", tuple(prompt), SamplingParams(max_tokens=NEW)))
+        while self.engine.num_requests:
+            self.woken.clear()
+            if not self.engine.step():
+                assert self.woken.wait(PATIENCE_S), "nothing can be computed and nothing arrives"
+        return [self.outputs[f"r{number}"] for number in range(len(prompts))]
+
+    def settle(self) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while self.engine.cache.busy:
+            self.woken.clear()
+            if not self.engine.cache.poll():
+                self.woken.wait(0.05)
+            assert time.monotonic() < deadline, "nothing more happens"
+        self.engine.cache.check_integrity()
+
+    def lose_the_device(self) -> None:
+        self.settle()
+        index = self.engine.cache.index
+        index.give_device(index.take_device(index.device.total) or [])
+
+    def end(self) -> None:
+        self.settle()
+        self.engine.cache.store_all()
+        self.settle()
+        self.built.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_unused: object) -> None:
+        if kind is None:
+            self.end()
+        else:
+            self.built.close()
+
+
 def serve(life: Life, texts: list[list[int]], pair: Pair, tier: Tier | None) -> list[tuple[int, ...]]:
     """Serves all together, checks text and source, and returns the accepted proposals of every verify step."""
     names = life.run(texts, NEW)
@@ -424,12 +526,33 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 
 @pytest.fixture(scope="session")
+def latent_pairs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
+    """A target that keeps latents, by DeepSeek's version, and a draft that keeps K and V."""
+
+    @cache
+    def get(version: str) -> Pair:
+        folder = tmp_path_factory.mktemp(version)
+        write_latent(folder / "target", version)
+        write_draft(folder / "draft", folder / "target")
+        return Pair(folder / "target", folder / "draft", (0, 1, 2))
+
+    return get
+
+
+@pytest.fixture(scope="session", params=LATENTS)
+def latent_pair(request: pytest.FixtureRequest, latent_pairs: Callable[[str], Pair]) -> Pair:
+    """One after the other."""
+    return latent_pairs(request.param)
+
+
+@pytest.fixture(scope="session")
 def tools() -> SimpleNamespace:
     """The helpers of this file: test modules cannot import a conftest by name."""
     return SimpleNamespace(
         DEVICE=DEVICE,
         Life=Life,
         Pair=Pair,
+        Replica=Replica,
         NEW=NEW,
         follower_pids=follower_pids,
         serve=serve,

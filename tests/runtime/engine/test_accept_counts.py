@@ -138,7 +138,8 @@ def test_masked_is_really_masked(
         for pool in (life.cache._target, life.cache._draft):
             for tensor in (t for layer in range(pool.shape.geometry.layers) for t in pool.layer(layer)):
                 tensor.fill_(fill)
-        life.cache._arena.rows.view(torch.float32).fill_(fill)
+        for half in (life.cache._arena.target, life.cache._arena.draft):
+            half.rows.view(torch.float32).fill_(fill)
         names = life.run(texts, tools.NEW)
         seen.append(counts(life, names))
         for name, text in zip(names, texts, strict=True):

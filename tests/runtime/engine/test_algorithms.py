@@ -59,10 +59,10 @@ def test_every_tier_gives_back_the_accepted_counts_of_a_cold_run(
     second.end()
 
 
-def test_without_a_draft_pool_host_records_hold_target_halves_only(pair: Any, tools: SimpleNamespace) -> None:
+def test_without_a_draft_pool_host_pages_hold_target_halves_only(pair: Any, tools: SimpleNamespace) -> None:
     life = tools.Life(pair, algorithm="NGram")
-    record = life.cache._arena.record
-    assert record.page_bytes == record.target.page_bytes
+    arena = life.cache._arena
+    assert (arena.target.rows.shape[1], arena.draft.rows.nbytes) == (life.cache._target.layout.page_bytes, 0)
     life.end()
 
 

@@ -10,9 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from prometheus_client import CollectorRegistry
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from speccache_api.geometry import KVGeometry
 from speccache_api.resource import SpecCacheDeployment
@@ -23,64 +21,8 @@ from speccache_runtime.errors import ModelError
 from speccache_runtime.local import LocalOptions, plan_locally
 
 PATIENCE_S = 60.0
-SHAPE = {
-    "vocab_size": 48,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "kv_lora_rank": 16,
-    "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 8,
-    "moe_intermediate_size": 16,
-    "n_routed_experts": 8,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "first_k_dense_replace": 1,
-    "max_position_embeddings": 512,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "mscale": 0.7,
-    "mscale_all_dim": 0.7,
-    "original_max_position_embeddings": 64,
-}
-VERSIONS: dict[str, dict[str, Any]] = {
-    "v2": {"model_type": "deepseek_v2", "q_lora_rank": None, "rope_parameters": YARN},
-    "v3": {"model_type": "deepseek_v3", "q_lora_rank": 24, "n_group": 2, "topk_group": 1, "routed_scaling_factor": 1.0},
-}
 PER_TOKEN = 3 * (16 + 8) * 4
 """Bytes of the target's half of a token: layers, latent and rotated key, float32."""
-
-
-def write_target(path: Path, version: str) -> None:
-    """Like the Llama of the other tests: the newest token decides most of the next one, its context the rest."""
-    draw = torch.Generator().manual_seed(7)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**SHAPE, **VERSIONS[version]))
-    with torch.no_grad():
-        for name, tensor in model.state_dict().items():
-            if "norm" not in name:
-                tensor.copy_(torch.randn(tensor.shape, generator=draw) * 0.19)
-        embed = torch.randn(48, 32, generator=draw)
-        model.model.embed_tokens.weight.copy_(embed)
-        model.lm_head.weight[torch.randperm(48, generator=draw)] = embed
-    model.save_pretrained(path)
-
-
-@pytest.fixture(scope="session", params=VERSIONS)
-def latent_pair(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tools: SimpleNamespace
-) -> Any:
-    folder = tmp_path_factory.mktemp(request.param)
-    write_target(folder / "target", request.param)
-    tools.write_draft(folder / "draft", folder / "target")
-    return tools.Pair(folder / "target", folder / "draft", (0, 1, 2))
 
 
 def test_every_tier_gives_back_text_and_accepted_counts(

@@ -5,8 +5,6 @@ In: engines over two ranks of the small pair, through every tier and restarts. O
 """
 
 import shutil
-import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,62 +12,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from speccache_runtime.cache.keys import KeyChain
-from speccache_runtime.config import EngineConfig
-from speccache_runtime.core import Output, Request, SamplingParams, Tier
-from speccache_runtime.engine.build import Built, build_engine
-from speccache_runtime.metrics import Metrics
+from speccache_runtime.core import Output, Tier
 
 pytestmark = pytest.mark.program
 
 NEW = 24
-PATIENCE_S = 60.0
-
-
-class Replica:
-    """An engine over all its ranks, stepped by the test."""
-
-    def __init__(self, config: EngineConfig) -> None:
-        self.metrics = Metrics(CollectorRegistry())
-        self.outputs: dict[str, list[Output]] = {}
-        self.woken = threading.Event()
-        self.built: Built = build_engine(config, self.metrics, self._keep, self.woken.set)
-        self.engine = self.built.engine
-
-    def _keep(self, output: Output) -> None:
-        self.outputs.setdefault(output.request_id, []).append(output)
-
-    def run(self, prompts: Sequence[Sequence[int]]) -> list[list[Output]]:
-        for number, prompt in enumerate(prompts):
-            self.outputs.pop(f"r{number}", None)
-            self.engine.add(Request(f"r{number}", tuple(prompt), SamplingParams(max_tokens=NEW)))
-        while self.engine.num_requests:
-            self.woken.clear()
-            if not self.engine.step():
-                assert self.woken.wait(PATIENCE_S), "nothing can be computed and nothing arrives"
-        return [self.outputs[f"r{number}"] for number in range(len(prompts))]
-
-    def settle(self) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while self.engine.cache.busy:
-            self.woken.clear()
-            if not self.engine.cache.poll():
-                self.woken.wait(0.05)
-            assert time.monotonic() < deadline, "nothing more happens"
-        self.engine.cache.check_integrity()
-
-    def lose_the_device(self) -> None:
-        self.settle()
-        index = self.engine.cache.index
-        index.give_device(index.take_device(index.device.total) or [])
-
-    def end(self) -> None:
-        self.settle()
-        self.engine.cache.store_all()
-        self.settle()
-        self.built.close()
 
 
 def text(outputs: list[Output]) -> tuple[int, ...]:
@@ -124,11 +73,11 @@ class Life:
 @pytest.fixture(scope="module")
 def life(pair: Any, tools: SimpleNamespace, prompts: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> Life:
     folder = tmp_path_factory.mktemp("storage")
-    one = Replica(tools.settings(pair, folder))
+    one = tools.Replica(tools.settings(pair, folder))
     alone = one.run(prompts)
     one.end()
     of_one = tuple(path.name for path in namespaces(folder))
-    two = Replica(tools.settings(pair, folder, tensor=2))
+    two = tools.Replica(tools.settings(pair, folder, tensor=2))
     cold = two.run(prompts)
     from_device = two.run(prompts)
     two.lose_the_device()
@@ -159,7 +108,7 @@ def test_two_ranks_say_what_one_says_from_every_tier(
 def test_two_ranks_find_everything_again_after_a_restart(
     pair: Any, tools: SimpleNamespace, prompts: list[list[int]], life: Life, storage: Path
 ) -> None:
-    second = Replica(tools.settings(pair, storage, tensor=2))
+    second = tools.Replica(tools.settings(pair, storage, tensor=2))
     restored = second.run(prompts)
     assert cached(restored) == [{Tier.STORAGE: (len(prompt) - 1) // 8 * 8} for prompt in prompts]
     assert [text(answer) for answer in restored] == [pair.greedy(prompt, NEW) for prompt in prompts]
@@ -177,15 +126,15 @@ def test_two_ranks_accept_what_one_accepts_by_every_algorithm(
         "draft_path": pair.standalone_path if has_model else None,
         "draft_geometry": pair.standalone.facts.geometry if has_model else None,
     }
-    one = Replica(tools.settings(pair, tmp_path, **changes))
+    one = tools.Replica(tools.settings(pair, tmp_path, **changes))
     alone = one.run(prompts)
     one.end()
-    first = Replica(tools.settings(pair, tmp_path, tensor=2, **changes))
+    first = tools.Replica(tools.settings(pair, tmp_path, tensor=2, **changes))
     cold = first.run(prompts)
     assert [text(answer) for answer in cold] == [pair.greedy(prompt, NEW) for prompt in prompts]
     assert counts(cold) == counts(alone)
     first.end()
-    second = Replica(tools.settings(pair, tmp_path, tensor=2, **changes))
+    second = tools.Replica(tools.settings(pair, tmp_path, tensor=2, **changes))
     restored = second.run(prompts)
     assert cached(restored) == [{Tier.STORAGE: (len(prompt) - 1) // 8 * 8} for prompt in prompts]
     assert counts(restored) == counts(cold)
@@ -202,12 +151,12 @@ def test_a_half_that_one_rank_lost_is_lost_for_all_and_made_again(
     data = bytearray(targets[1].read_bytes())
     data[5000] ^= 1
     targets[1].write_bytes(data)
-    second = Replica(tools.settings(pair, storage, tensor=2))
+    second = tools.Replica(tools.settings(pair, storage, tensor=2))
     again = second.run(prompts[:2])
     assert [text(answer) for answer in again] == [pair.greedy(prompt, NEW) for prompt in prompts[:2]]
     assert counts(again) == counts(life.cold[:2])
     assert cached(again) == [{Tier.STORAGE: 8}, {Tier.STORAGE: 16}]
     second.end()
-    third = Replica(tools.settings(pair, storage, tensor=2))
+    third = tools.Replica(tools.settings(pair, storage, tensor=2))
     assert cached(third.run(prompts[:2])) == [{Tier.STORAGE: 40}] * 2
     third.end()

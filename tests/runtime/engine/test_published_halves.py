@@ -147,7 +147,7 @@ class Ledger:
                 assert is_one_of(found, wanted), "a draft half on the device is not what a clean run computes"
                 seen += 1
             if entry.draft_on_host:
-                half = torch.frombuffer(bytearray(arena.draft_half(entry.host)), dtype=torch.float32)
+                half = torch.frombuffer(bytearray(arena.draft.page(entry.host)), dtype=torch.float32)
                 found = half.view(2, size, 2).transpose(0, 1).reshape(size, 4)
                 assert is_one_of(found, wanted), "a draft half on the host is not what a clean run computes"
                 seen += 1

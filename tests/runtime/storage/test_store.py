@@ -326,6 +326,26 @@ def test_without_a_draft(tmp_path: Path) -> None:
     store.close()
 
 
+def test_without_targets_which_another_rank_keeps(tmp_path: Path) -> None:
+    backend = FileBackend(tmp_path)
+    backend.probe()
+    store = PairStore(backend, FINGERPRINT, None, DRAFT_SPACE, 0, DRAFT_BYTES)
+    draft = body(KEYS[0], Half.DRAFT)
+    assert store.write_pair(KEYS[0], ROOT, None, draft, (7,)) == PairWrite(Outcome.NOT_ASKED, Outcome.WRITTEN)
+    assert store.lookup(KEYS, ROOT) == Run(len(KEYS), 1), "where the targets end, the other rank says"
+    into = bytearray(DRAFT_BYTES)
+    found = store.read_pair(KEYS[0], ROOT, None, memoryview(into))
+    assert (found.target, found.draft, found.successors) == (Outcome.NOT_ASKED, Outcome.HIT, (7,))
+    assert into == draft
+    assert store.touch(KEYS[0], ROOT, True) is Outcome.DONE
+    assert store.touch(KEYS[1], KEYS[0], True) is Outcome.MISS
+    with pytest.raises(ValueError, match="without targets"):
+        read(store, KEYS[0])
+    with pytest.raises(ValueError, match="without targets"):
+        write(store, KEYS[0])
+    store.close()
+
+
 def test_buffers_of_any_item_type_but_only_whole_ones(store: PairStore) -> None:
     write(store, KEYS[0])
     words = memoryview(bytearray(TARGET_BYTES)).cast("I")
@@ -352,10 +372,11 @@ def test_buffers_of_any_item_type_but_only_whole_ones(store: PairStore) -> None:
         (TARGET_SPACE, DRAFT_SPACE, 0, 1),
         (TARGET_SPACE, DRAFT_SPACE, 1, 0),
         (TARGET_SPACE, None, 1, 1),
+        (None, DRAFT_SPACE, 1, 1),
     ],
 )
 def test_wrong_construction(
-    target_space: bytes, draft_space: bytes | None, target_bytes: int, draft_bytes: int, tmp_path: Path
+    target_space: bytes | None, draft_space: bytes | None, target_bytes: int, draft_bytes: int, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match=r"draft_bytes|namespace of 32 bytes"):
         PairStore(FileBackend(tmp_path), FINGERPRINT, target_space, draft_space, target_bytes, draft_bytes)

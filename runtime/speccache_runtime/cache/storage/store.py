@@ -21,7 +21,7 @@ from speccache_runtime.cache.storage.capacity.keeper import Keeper
 from speccache_runtime.cache.storage.capacity.recent import Recent
 from speccache_runtime.cache.storage.codec import Bytes, Half, check_successors
 from speccache_runtime.cache.storage.gate import Gate
-from speccache_runtime.cache.storage.halves import HalfStore
+from speccache_runtime.cache.storage.halves import HalfRead, HalfStore
 from speccache_runtime.cache.storage.observer import NullObserver, StorageObserver
 from speccache_runtime.cache.storage.outcome import Outcome
 from speccache_runtime.cache.storage.runs import run_length
@@ -57,13 +57,16 @@ class PairWrite:
 
 
 class PairStore:
-    """Reads and writes pairs of one target and, if there is one, one draft. Thread-safe, synchronous."""
+    """Reads and writes pairs of one target and, if there is one, one draft. Thread-safe, synchronous.
+
+    Where ranks share a half, rank 0 alone keeps it, and the store of another rank is without.
+    """
 
     def __init__(
         self,
         backend: Backend,
         fingerprint: str,
-        target_namespace: bytes,
+        target_namespace: bytes | None,
         draft_namespace: bytes | None,
         target_bytes: int,
         draft_bytes: int,
@@ -76,20 +79,22 @@ class PairStore:
         """`backend` must have been probed. `keeper` has been started, and keeps the store at its size; None: it may
         grow. `close` closes both.
 
-        `fingerprint` (hex) and the namespaces (32 bytes) are digests (`speccache_api.fingerprint`); `draft_namespace`
-        None means no draft, and then every draft half is absent. `target_bytes` and `draft_bytes` are the payload sizes
-        of one page (the latter is 0 without a draft). Raises ValueError when these do not fit together.
+        `fingerprint` (hex) and the namespaces (32 bytes) are digests (`speccache_api.fingerprint`); a namespace of None
+        means that this half is not kept here: every draft half is absent then, and any target half may be elsewhere.
+        `target_bytes` and `draft_bytes` are the payload sizes of one page, 0 for a half that is not kept. Raises
+        ValueError when these do not fit together.
         """
-        if (draft_namespace is None) != (draft_bytes == 0):
-            raise ValueError("draft_bytes must be 0 exactly when there is no draft")
+        if (target_namespace is None) != (target_bytes == 0) or (draft_namespace is None) != (draft_bytes == 0):
+            raise ValueError("target_bytes and draft_bytes must be 0 exactly for a half that is not kept")
         gate = Gate(observer or NullObserver(), clock, breaker or BreakerSettings())
         self._gate = gate
         self._backend = backend
         budget = Budget(limited=False) if keeper is None else keeper.budget
         self._keeper = keeper
         self._recent = Recent() if keeper is None else keeper.recent
-        self._target = HalfStore(backend, gate, budget, Half.TARGET, fingerprint, target_namespace, target_bytes)
-        self._draft = None
+        self._target = self._draft = None
+        if target_namespace is not None:
+            self._target = HalfStore(backend, gate, budget, Half.TARGET, fingerprint, target_namespace, target_bytes)
         if draft_namespace is not None:
             self._draft = HalfStore(backend, gate, budget, Half.DRAFT, fingerprint, draft_namespace, draft_bytes)
 
@@ -97,51 +102,58 @@ class PairStore:
         """Say what is there of a run of chained page keys (32 bytes each); `parent` is the key before the first.
 
         Costs O(log n) rounds of parallel existence checks for each half; an error or an open breaker ends the run with
-        what was sure before.
+        what was sure before. A store without targets ends the run of targets nowhere.
         """
-        target = self._length(self._target, keys, parent)
+        target = len(keys) if self._target is None else self._length(self._target, keys, parent)
         draft = self._length(self._draft, keys[:target], parent) if self._draft is not None else 0
         return Run(target, draft)
 
-    def read_pair(self, key: bytes, parent: bytes, target_into: memoryview, draft_into: memoryview | None) -> PairRead:
+    def read_pair(
+        self, key: bytes, parent: bytes, target_into: memoryview | None, draft_into: memoryview | None
+    ) -> PairRead:
         """Read a page's halves into the caller's buffers of exactly `target_bytes` and `draft_bytes` bytes.
 
         **A half that is not a HIT leaves its buffer with undefined content** (partly overwritten, another page's
         bytes): the caller must treat it as absent and never attend to it. A target that is not a HIT makes the pair
-        a miss and its draft is not read. Corrupt objects are deleted. Pass `draft_into` None to leave the draft out.
-        Raises ValueError for a buffer or key of the wrong size, or a draft buffer in a store without a draft.
+        a miss and its draft is not read. Corrupt objects are deleted. Pass None to leave a half out. Raises ValueError
+        for a buffer or key of the wrong size, or a buffer for a half that is not kept.
         """
-        target_view = self._target.flat(target_into)
+        target_view = None if target_into is None else self._with_target().flat(target_into)
         draft_view = None if draft_into is None else self._with_draft().flat(draft_into)
-        target = self._target.read(key, parent, target_view)
-        if target.outcome is Outcome.HIT:
-            self._recent.add(key)
-        if target.outcome is not Outcome.HIT or draft_view is None:
+        target = HalfRead(Outcome.NOT_ASKED)
+        if target_view is not None:
+            target = self._with_target().read(key, parent, target_view)
+            if target.outcome is not Outcome.HIT:
+                return PairRead(target.outcome, Outcome.NOT_ASKED, (), target.age)
+        self._recent.add(key)
+        if draft_view is None:
             return PairRead(target.outcome, Outcome.NOT_ASKED, (), target.age)
         draft = self._with_draft().read(key, parent, draft_view)
         return PairRead(target.outcome, draft.outcome, draft.successors, max(target.age, draft.age))
 
     def write_pair(
-        self, key: bytes, parent: bytes, target: Bytes, draft: Bytes | None, successors: tuple[int, ...] = ()
+        self, key: bytes, parent: bytes, target: Bytes | None, draft: Bytes | None, successors: tuple[int, ...] = ()
     ) -> PairWrite:
         """Store the halves that storage lacks: draft first, target second.
 
         `successors` are the token ids after the page that the draft half depends on, at most four, kept in its header.
         A target that is stored without its draft gets the draft added. A draft that cannot be written does not stop the
         target. The buffers must not change during the call. Raises ValueError for a buffer or key of the wrong size, a
-        draft in a store without one, or successors that a header cannot hold.
+        half that is not kept, or successors that a header cannot hold.
         """
         check_successors(successors)
-        target_view = self._target.flat(target)
-        draft_outcome = Outcome.NOT_ASKED
+        target_view = None if target is None else self._with_target().flat(target)
+        target_outcome = draft_outcome = Outcome.NOT_ASKED
         if draft is not None:
             draft_outcome = self._with_draft().write(key, parent, self._with_draft().flat(draft), successors)
-        return PairWrite(self._target.write(key, parent, target_view, ()), draft_outcome)
+        if target_view is not None:
+            target_outcome = self._with_target().write(key, parent, target_view, ())
+        return PairWrite(target_outcome, draft_outcome)
 
     def touch(self, key: bytes, parent: bytes, draft: bool) -> Outcome:
         """Mark a page as used now, its draft half too if `draft`: DONE, MISS when a half has gone, or why it was not
         possible."""
-        target = self._target.touch(key, parent)
+        target = Outcome.DONE if self._target is None else self._target.touch(key, parent)
         if target is not Outcome.DONE or not draft:
             return target
         return self._with_draft().touch(key, parent)
@@ -155,6 +167,11 @@ class PairStore:
         if self._keeper is not None:
             self._keeper.close()
         self._backend.close()
+
+    def _with_target(self) -> HalfStore:
+        if self._target is None:
+            raise ValueError("this store was made without targets")
+        return self._target
 
     def _with_draft(self) -> HalfStore:
         if self._draft is None:

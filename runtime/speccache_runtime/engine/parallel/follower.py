@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from speccache_runtime.cache.loads import Loads
 from speccache_runtime.cache.pool import HostArena
+from speccache_runtime.cache.shared_memory import SharedMemory
 from speccache_runtime.cache.storage.store import PairRead, PairStore
 from speccache_runtime.cache.storage_io import StorageIO, Ticket
 from speccache_runtime.cache.transfer import Job, Move
@@ -70,7 +71,8 @@ def follow(channel: Channel) -> None:
         if not isinstance(agreed, Pages):
             raise RankError("rank 0 has ended, or did not say how many pages there are")
         parts = loaded.with_pools(agreed.count)
-        arena = HostArena.of(parts.pool, parts.draft_pool, config.host_pages)
+        memory = None if start.memory is None else SharedMemory(start.memory, owner=False)
+        arena = HostArena.of(parts.pool, parts.draft_pool, config.host_pages, memory)
         loads = Loads(make_transfer(arena, parts.pool, parts.draft_pool))
         runner = parts.runner(loads, rows=config.max_running, num_steps=config.num_steps)
         _Follower(channel, runner, loads, arena, parts.store).serve()
@@ -136,7 +138,7 @@ class _Follower:
     def _ask_storage(self, message: Lookup | Read | Write | Touch | Cancel | Hurry) -> None:
         storage, send = self._storage, self._channel.send
         if storage is None:
-            raise RankError("rank 0 has a storage tier and this rank has none")
+            raise RankError("rank 0 asks for what this rank keeps in storage, and it keeps nothing there")
         match message:
             case Lookup(number, keys, parent):
                 found = [bytes.fromhex(key) for key in keys]

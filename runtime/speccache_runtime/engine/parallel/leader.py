@@ -23,6 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from speccache_runtime.cache.pool import PoolShape, shared_bytes
+from speccache_runtime.cache.shared_memory import SharedMemory
+from speccache_runtime.cache.storage.codec import Half
 from speccache_runtime.cache.storage_io import Storage
 from speccache_runtime.cache.transfer import Transfer
 from speccache_runtime.config import EngineConfig
@@ -104,16 +107,20 @@ class Ranks:
         self._last = 0
         self._stopping = False
         self._ready: dict[str, list[Ready]] = {"here": [], "loaded": []}
+        geometries = {Half.TARGET: config.target_geometry, Half.DRAFT: config.draft_geometry}
+        self._apart = frozenset(half for half, kept in geometries.items() if kept and not kept.shared)
+        self.memory = _shared_memory(config)
         self._ranks: list[_Rank] = []
         for rank in range(1, config.tensor):
             self._ranks.append(self._start(rank, config))
 
     def _start(self, rank: int, config: EngineConfig) -> _Rank:
         ours, theirs = socket.socketpair()
+        memory = None if self.memory is None else self.memory.fd
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-m", "speccache_runtime.engine.parallel", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno()] if memory is None else [theirs.fileno(), memory],
                 stdin=subprocess.DEVNULL,
                 env=os.environ | {"SPECCACHE_RANK": str(rank)},
                 # The terminal's Ctrl-C is for rank 0, which ends the others when it has answered everybody.
@@ -121,7 +128,8 @@ class Ranks:
             )
         made = _Rank(rank, process, Channel(ours))
         threading.Thread(target=self._listen, args=(made,), name=f"rank-{rank}", daemon=True).start()
-        made.channel.send(Start(rank, config.tensor, str(self._meet), COLLECTIVE_TIMEOUT_S, config.to_json()))
+        start = Start(rank, config.tensor, str(self._meet), COLLECTIVE_TIMEOUT_S, config.to_json(), memory)
+        made.channel.send(start)
         return made
 
     def _listen(self, rank: _Rank) -> None:
@@ -199,11 +207,11 @@ class Ranks:
 
     def transfer(self, local: Transfer) -> Transfer:
         """Moves pages here and on all other ranks."""
-        return SpreadTransfer(local, self)
+        return SpreadTransfer(local, self, self._apart)
 
     def storage(self, local: Storage) -> Storage:
         """Reads and writes pages here and on all other ranks."""
-        return SpreadStorage(local, self)
+        return SpreadStorage(local, self, self._apart)
 
     # ---- the end
 
@@ -233,3 +241,13 @@ class Ranks:
             rank.channel.close()
         leaving.join(END_TIMEOUT_S)
         self._forget_meeting()
+        if self.memory is not None:
+            self.memory.close()
+
+
+def _shared_memory(config: EngineConfig) -> SharedMemory | None:
+    """Memory for the host halves that ranks share, as much as was sized for them; None when they share none."""
+    kept = [geometry for geometry in (config.target_geometry, config.draft_geometry) if geometry]
+    shapes = [PoolShape(geometry, config.page_size, config.kv_dtype) for geometry in kept]
+    nbytes = shared_bytes(shapes, config.host_pages)
+    return SharedMemory.create(nbytes) if nbytes else None

@@ -22,13 +22,14 @@ Moves = tuple[tuple[int, int, bool], ...]
 @dataclass(frozen=True, slots=True)
 class Start:
     """The first message: who this rank is, where the ranks meet, the time limit of what they do together, in seconds,
-    and the engine's settings as JSON."""
+    the engine's settings as JSON, and the open file with the host halves that ranks share, if they share any."""
 
     rank: int
     size: int
     meet: str
     timeout: float
     config: str
+    memory: int | None
     kind: Literal["start"] = "start"
 
 
@@ -68,7 +69,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """Copy pages from the device to the host."""
+    """Copy pages from the device to the host: the halves that this rank does not share."""
 
     number: int
     moves: Moves
@@ -78,7 +79,7 @@ class Backup:
 @dataclass(frozen=True, slots=True)
 class Lookup:
     """How many of these pages are stored in a row, how many with draft half? Keys in hex; `parent` is the one before
-    the first."""
+    the first. About halves that ranks share rank 0 asks itself."""
 
     number: int
     keys: tuple[str, ...]
@@ -88,7 +89,7 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Read a page from storage into a host page."""
+    """Read a page from storage into a host page: the halves that this rank does not share."""
 
     number: int
     key: str
@@ -100,7 +101,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Write a host page to storage."""
+    """Write a host page to storage: the halves that this rank does not share."""
 
     number: int
     key: str
@@ -113,7 +114,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """Mark a stored page as used now."""
+    """Mark a stored page as used now: the halves that this rank does not share."""
 
     number: int
     key: str

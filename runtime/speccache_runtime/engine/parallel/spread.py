@@ -1,10 +1,16 @@
-"""Operations on pages that every rank does with its own: they have ended when all have ended, as badly as the worst."""
+"""Operations on pages that every rank does with its own: they have ended when all have ended, as badly as the worst.
+
+`apart` are the halves of which each rank keeps its own share on the host and in storage. What ranks share there is
+written and read by rank 0 alone: the others are not asked about it, and what they say of it does not count. To the
+device every rank loads all halves itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Generic, Protocol, TypeVar, cast
 
+from speccache_runtime.cache.storage.codec import Half
 from speccache_runtime.cache.storage.outcome import Outcome
 from speccache_runtime.cache.storage.store import PairRead, PairWrite, Run
 from speccache_runtime.cache.storage_io import Storage, Ticket
@@ -28,6 +34,8 @@ from speccache_runtime.engine.parallel.messages import (
 )
 
 _T = TypeVar("_T")
+
+BOTH = frozenset(Half)
 
 _WORST_FIRST = (
     *(Outcome.ERROR, Outcome.FULL, Outcome.DROPPED, Outcome.CORRUPT, Outcome.MISS, Outcome.NOT_ASKED),
@@ -77,13 +85,17 @@ class SpreadJob:
 class SpreadTransfer:
     """Moves the same page numbers on every rank."""
 
-    def __init__(self, local: Transfer, others: Others) -> None:
+    def __init__(self, local: Transfer, others: Others, apart: Collection[Half] = BOTH) -> None:
         self._local = local
         self._others = others
+        self._apart = apart
 
     def backup(self, moves: Sequence[Move]) -> Job:
+        asked = [move for move in moves if _concerns_others(self._apart, move.draft)]
+        if not asked:
+            return self._local.backup(moves)
         job = SpreadJob()
-        self._others.ask(lambda number: Backup(number, _numbers(moves)), job.others_done)
+        self._others.ask(lambda number: Backup(number, _numbers(asked)), job.others_done)
         job.local = self._local.backup(moves)
         return job
 
@@ -97,17 +109,23 @@ class SpreadTransfer:
 class SpreadStorage:
     """The same objects of every rank's own shard. Half a page that one rank lacks is one that all lack."""
 
-    def __init__(self, local: Storage, others: Others) -> None:
+    def __init__(self, local: Storage, others: Others, apart: Collection[Half] = BOTH) -> None:
         self._local = local
         self._others = others
+        self._apart = apart
 
     def lookup(self, keys: Sequence[bytes], parent: bytes, then: Callable[[Run], None]) -> None:
-        both: _Both[Run] = _Both(lambda here, there: then(_common_run(here, there)))
+        if not self._apart:
+            self._local.lookup(keys, parent, then)
+            return
+        both: _Both[Run] = _Both(lambda here, there: then(_common_run(here, there, self._apart)))
         self._local.lookup(keys, parent, both.here)
         self._others.ask(lambda number: Lookup(number, tuple(key.hex() for key in keys), parent.hex()), both.there)
 
     def read(self, key: bytes, parent: bytes, host: int, draft: bool, then: Callable[[PairRead], None]) -> Ticket:
-        both: _Both[PairRead] = _Both(lambda here, there: then(_worst_read(here, there)))
+        if not _concerns_others(self._apart, draft):
+            return self._local.read(key, parent, host, draft, then)
+        both: _Both[PairRead] = _Both(lambda here, there: then(_worst_read(here, there, self._apart)))
         local = self._local.read(key, parent, host, draft, both.here)
         number = self._others.ask(lambda number: Read(number, key.hex(), parent.hex(), host, draft), both.there)
         return _SpreadRead(local, self._others, number)
@@ -121,18 +139,25 @@ class SpreadStorage:
         successors: tuple[int, ...],
         then: Callable[[PairWrite], None],
     ) -> None:
-        both: _Both[PairWrite] = _Both(lambda here, there: then(_worst_write(here, there)))
+        if not _concerns_others(self._apart, draft):
+            self._local.write(key, parent, host, draft, successors, then)
+            return
+        both: _Both[PairWrite] = _Both(lambda here, there: then(_worst_write(here, there, self._apart)))
         self._local.write(key, parent, host, draft, successors, both.here)
         self._others.ask(lambda number: Write(number, key.hex(), parent.hex(), host, draft, successors), both.there)
 
     def touch(self, key: bytes, parent: bytes, draft: bool, then: Callable[[Outcome], None]) -> None:
+        if not _concerns_others(self._apart, draft):
+            self._local.touch(key, parent, draft, then)
+            return
         both: _Both[Outcome] = _Both(lambda here, there: then(_worst(here, *(cast(Touched, a).outcome for a in there))))
         self._local.touch(key, parent, draft, both.here)
         self._others.ask(lambda number: Touch(number, key.hex(), parent.hex(), draft), both.there)
 
     def hurry(self) -> None:
         self._local.hurry()
-        self._others.tell(Hurry())
+        if self._apart:
+            self._others.tell(Hurry())
 
     def poll(self) -> bool:
         return self._local.poll()
@@ -175,27 +200,38 @@ class _Both(Generic[_T]):
             self._then(self._here[0], self._there)
 
 
+def _concerns_others(apart: Collection[Half], draft: bool) -> bool:
+    """Whether other ranks have something to do with a page on the host, its draft half included or not."""
+    return Half.TARGET in apart or (draft and Half.DRAFT in apart)
+
+
 def _numbers(moves: Sequence[Move]) -> Moves:
     return tuple((move.device, move.host, move.draft) for move in moves)
 
 
-def _common_run(here: Run, answers: list[Answer]) -> Run:
+def _common_run(here: Run, answers: list[Answer], apart: Collection[Half]) -> Run:
     """The pages that all ranks have in a row; a draft half counts where all have it."""
     others = [cast(Found, answer) for answer in answers]
-    return Run(min(here.target, *(o.target for o in others)), min(here.draft, *(o.draft for o in others)))
+    target = min([here.target, *(other.target for other in others if Half.TARGET in apart)])
+    return Run(target, min([here.draft, target, *(other.draft for other in others if Half.DRAFT in apart)]))
 
 
 def _worst(*outcomes: Outcome) -> Outcome:
     return min(outcomes, key=_WORST_FIRST.index)
 
 
-def _worst_read(here: PairRead, answers: list[Answer]) -> PairRead:
+def _worst_read(here: PairRead, answers: list[Answer], apart: Collection[Half]) -> PairRead:
     others = [cast(WasRead, answer) for answer in answers]
-    target = _worst(here.target, *(answer.target for answer in others))
-    return PairRead(target, _worst(here.draft, *(answer.draft for answer in others)), here.successors, here.age)
+    if Half.TARGET in apart:
+        target = _worst(here.target, *(other.target for other in others))
+    else:  # the others read a draft half only, unless they were told in time that nobody wants it
+        cancelled = any(other.draft is Outcome.NOT_ASKED for other in others)
+        target = _worst(here.target, Outcome.NOT_ASKED) if cancelled else here.target
+    draft = _worst(here.draft, *(other.draft for other in others if Half.DRAFT in apart))
+    return PairRead(target, draft, here.successors, here.age)
 
 
-def _worst_write(here: PairWrite, answers: list[Answer]) -> PairWrite:
+def _worst_write(here: PairWrite, answers: list[Answer], apart: Collection[Half]) -> PairWrite:
     others = [cast(WasWritten, answer) for answer in answers]
-    target = _worst(here.target, *(answer.target for answer in others))
-    return PairWrite(target, _worst(here.draft, *(answer.draft for answer in others)))
+    target = _worst(here.target, *(other.target for other in others if Half.TARGET in apart))
+    return PairWrite(target, _worst(here.draft, *(other.draft for other in others if Half.DRAFT in apart)))
