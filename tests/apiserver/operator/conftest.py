@@ -380,7 +380,7 @@ def operator(launch: Start, namespace: str) -> Iterator[OperatorProcess]:
     eventually(lambda: process.metrics().get("speccache_operator_leading") == 1)
     yield process
     assert process.stop() == 0, process.lines[-3:]
-    assert not [line for line in process.lines if line.get("level") in ("error", "critical") or "level" not in line]
+    assert not [line for line in process.lines if _alarming(line)]
     assert not [line for line in process.lines if " 403 " in line.get("error", "")]
 
 
@@ -461,3 +461,11 @@ def finish(client: Any, namespace: str) -> Any:
         client.patch("Job", namespace, name, {"status": status}, subresource="status")
 
     return end
+
+
+def _alarming(line: dict[str, Any]) -> bool:
+    """What an operator must not say. When a test replaces the CRD, the API server asks for a moment's patience, which
+    kopf repeats as an error and then gives it."""
+    if "is (re)initializing" in line.get("message", ""):
+        return False
+    return line.get("level") in ("error", "critical") or "level" not in line

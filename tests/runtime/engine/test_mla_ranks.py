@@ -24,6 +24,8 @@ from speccache_runtime.local import LocalOptions, LocalPlan, plan_locally
 
 pytestmark = pytest.mark.program
 
+pytestmark = pytest.mark.program
+
 NEW = 24
 PAGE = 16
 PATIENCE_S = 60.0
