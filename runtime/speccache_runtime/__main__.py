@@ -15,7 +15,18 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _end)
     from speccache_runtime.cli import main as run
 
-    return run()
+    code = run()
+    if _group_left():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def _group_left() -> bool:
+    """Whether ranks on GPUs are still a group: torch would end it when the interpreter ends, and never come back."""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_initialized()
 
 
 def _end(_number: int, _frame: object) -> None:

@@ -40,6 +40,8 @@ def meet(config: EngineConfig, rank: int, store: Path, timeout: float) -> Proces
 
 
 def leave() -> None:
-    """Ends this process's group, if it has one; does not wait for the others."""
-    if dist.is_initialized():
+    """Ends this process's group, if it has one and that can be ended; the process must end soon after."""
+    # NCCL's end waits for the other ranks, each in its own time, and for ever for a dead one; on two H200 neither it
+    # nor its abort came back at all. The driver frees what a process had.
+    if dist.is_initialized() and dist.get_backend() != "nccl":
         dist.destroy_process_group()
