@@ -77,7 +77,7 @@ class Removal:
 
 
 def job(record: Object, removal: Removal, image: RuntimeImage) -> Object:
-    """The Job that removes what `record` names. The record owns it, so nothing is left of either when all is removed."""
+    """The Job that removes what `record` names. The record owns it, so neither is left when all is removed."""
     meta = record["metadata"]
     owner = {"apiVersion": CONFIG_MAP.api_version, "kind": CONFIG_MAP.name, "name": meta["name"], "uid": meta["uid"]}
     labels = {key: value for key, value in meta["labels"].items() if key != names.LABEL_RESOURCE_UID}
