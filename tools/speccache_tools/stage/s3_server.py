@@ -53,7 +53,7 @@ class S3Server:
         return len(self._shell(f"find {_FOLDER}/{bucket} -path '*/d/*' -type f -print -delete").splitlines())
 
     def go_away(self) -> None:
-        """End its pod: nobody listens at the endpoint any more. What is stored stays."""
+        """End its pod without much ado: nobody listens at the endpoint any more. What is stored stays."""
         self.venue.kubectl("scale", f"deployment/{_NAME}", "--replicas=0", namespace=self.namespace)
         selector = ",".join(f"{key}={value}" for key, value in LABELS.items())
         self.venue.kubectl("wait", "--for=delete", "pod", f"--selector={selector}", namespace=self.namespace)
@@ -111,11 +111,12 @@ def _deployment(venue: Venue) -> Object:
     shell = {
         "name": "shell",
         "image": venue.runtime_image,
-        "command": ["sh", "-c", "trap exit TERM; while :; do sleep 86400 & wait $!; done"],
+        "command": ["sleep", "infinity"],
         "volumeMounts": mounts,
     }
     volumes = [{"name": "buckets", "persistentVolumeClaim": {"claimName": _NAME}}]
-    template = {"metadata": {"labels": LABELS}, "spec": restricted([server, shell], volumes, user=USER)}
+    pod = {**restricted([server, shell], volumes, user=USER), "terminationGracePeriodSeconds": 1}
+    template = {"metadata": {"labels": LABELS}, "spec": pod}
     spec = {"replicas": 1, "strategy": {"type": "Recreate"}, "selector": {"matchLabels": LABELS}, "template": template}
     return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": _NAME}, "spec": spec}
 
