@@ -29,7 +29,7 @@ printf '=== %s: %d s\n' '$(1)' $$((SECONDS - begun))
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup programs images build cluster cluster-down lint check gpu test demo demo-down clean
+.PHONY: help setup programs bucket-server images build cluster cluster-down lint check gpu test demo demo-down clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 16
@@ -40,8 +40,11 @@ setup: ## install what is missing: Debian packages (as root), uv, the locked Pyt
 	@tools/prepare.sh
 	@uv sync --frozen --all-extras --compile-bytecode --quiet
 
-programs: setup ## build etcd, the Kubernetes programs, helm and an S3 server from Go modules, each once (minutes)
+programs: setup ## build etcd, the Kubernetes programs and helm from Go modules, each once (minutes)
 	@$(CLUSTER_TOOL) programs
+
+bucket-server: setup ## build an S3 server, for tests and for trying buckets; `make cluster` then gives it to the node
+	@$(CLUSTER_TOOL) programs --s3
 
 images: setup ## build the operator's and the runtime's image; load them when the cluster is up
 	@$(CLUSTER_TOOL) images

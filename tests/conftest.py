@@ -132,5 +132,6 @@ _KUBECONFIG_OF_CALLER = os.environ.get("KUBECONFIG", str(Path.home() / ".kube" /
 
 def _built(program: binaries.Program) -> Path:
     if not program.path.exists():
-        pytest.skip(f"{program.name} is not built: run `make programs`")
+        target = "bucket-server" if program is binaries.VERSITYGW else "programs"
+        pytest.skip(f"{program.name} is not built: run `make {target}`")
     return program.path

@@ -221,6 +221,26 @@ def test_a_failed_check_is_made_anew_after_a_pause(
     assert late.wanted is None, "without it the Job is removed, and then made anew"
 
 
+def test_the_words_of_a_container_count_before_its_pod_and_its_job_have_ended(
+    raw: Any, plan: Any, check: Any, pod: Any, condition: Any
+) -> None:
+    answer = json.dumps({"ok": False, "code": "NoCredentials", "message": "create it"})
+    state = {"terminated": {"exitCode": 1, "reason": "Error", "message": answer}}
+    ending = pod("p", owner="job", component=names.COMPONENT_STORAGE_CHECK, phase="Running", state=state)
+    found = condition(plan(raw(**BUCKET), Observed(labelled=(check(),), pods=(ending,))), "StorageReady")
+    assert found.reason is Reason.NO_CREDENTIALS
+
+
+def test_a_good_answer_after_a_failed_attempt_is_no_failure(
+    raw: Any, plan: Any, check: Any, said: Any, condition: Any
+) -> None:
+    """The Job is told to have ended a moment after its pod."""
+    running = check()
+    running["status"]["failed"] = 1
+    found = condition(plan(raw(**BUCKET), Observed(labelled=(running,), pods=(said(GOOD),))), "StorageReady")
+    assert (found.status, found.reason) == ("Unknown", Reason.STORAGE_CHECK_RUNNING)
+
+
 def test_trouble_of_its_pod_is_told(raw: Any, plan: Any, check: Any, pod: Any, condition: Any) -> None:
     state = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
     stuck = pod("p", owner="job", component=names.COMPONENT_STORAGE_CHECK, phase="Pending", state=state)
@@ -345,7 +365,8 @@ def test_the_job_needs_nothing_of_the_resource(resource: Any) -> None:
     found = storage_removal.Removal.of(record)
     assert found is not None
     job = storage_removal.job(record, found, RuntimeImage("runtime:1"))
-    assert "ownerReferences" not in job["metadata"]
+    owners = [(owner["kind"], owner["name"], owner["uid"]) for owner in job["metadata"]["ownerReferences"]]
+    assert owners == [("ConfigMap", record["metadata"]["name"], record["metadata"]["uid"])], "it goes with the record"
     assert job["spec"]["ttlSecondsAfterFinished"] > removal.RETRY_SECONDS
     assert {"backoffLimit", "activeDeadlineSeconds"} <= job["spec"].keys()
     spec = job["spec"]["template"]["spec"]

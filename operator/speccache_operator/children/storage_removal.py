@@ -22,7 +22,7 @@ FINGERPRINT_KEY = "fingerprint"
 POD_ATTEMPTS = 4
 DEADLINE_SECONDS = 3600
 KEPT_SECONDS = 7200
-"""How long an ended Job stays to be looked at: longer than the pause after which it would be tried again."""
+"""How long a failed Job stays to be looked at: longer than the pause after which it would be tried again."""
 DEFAULT_ACCOUNT = "default"
 """The account that the operator made for the pods has gone with the resource."""
 
@@ -77,13 +77,19 @@ class Removal:
 
 
 def job(record: Object, removal: Removal, image: RuntimeImage) -> Object:
-    """The Job that removes what `record` names. It has no owner either."""
+    """The Job that removes what `record` names. The record owns it, so neither is left when all is removed."""
     meta = record["metadata"]
+    owner = {"apiVersion": CONFIG_MAP.api_version, "kind": CONFIG_MAP.name, "name": meta["name"], "uid": meta["uid"]}
     labels = {key: value for key, value in meta["labels"].items() if key != names.LABEL_RESOURCE_UID}
     return {
         "apiVersion": JOB.api_version,
         "kind": JOB.name,
-        "metadata": {"name": meta["name"], "namespace": meta["namespace"], "labels": labels},
+        "metadata": {
+            "name": meta["name"],
+            "namespace": meta["namespace"],
+            "labels": labels,
+            "ownerReferences": [owner],
+        },
         "spec": {
             "backoffLimit": POD_ATTEMPTS - 1,
             "activeDeadlineSeconds": DEADLINE_SECONDS,

@@ -69,7 +69,7 @@ def look(question: Question[Answer], observed: Observed, now: datetime) -> Found
     pods = observed.pods_of(job, question.component)
     ended = end_of(job)
     if ended is None:
-        return _running(job, pods, wanted, now)
+        return _running(question, job, pods, wanted, now)
     complete, when = ended
     if complete:
         for pod in pods:
@@ -107,11 +107,17 @@ def last_words(pods: tuple[Object, ...]) -> str:
     return next((text for pod in newest if (text := termination_message(pod).strip())), "")
 
 
-def _running(job: Object, pods: tuple[Object, ...], wanted: Inquiry, now: datetime) -> Found[Answer]:
-    """While attempts are left: what went wrong so far is told, and nothing else is done."""
-    failed = job.get("status", {}).get("failed") or any(pod.get("status", {}).get("phase") == "Failed" for pod in pods)
-    if failed and last_words(pods):
-        return Found(wanted, failed=last_words(pods))
+def _running(
+    question: Question[Answer], job: Object, pods: tuple[Object, ...], wanted: Inquiry, now: datetime
+) -> Found[Answer]:
+    """While attempts are left: what went wrong so far is told, and nothing else is done. Job, pod and container do not
+    end at the same moment, so the container's end is what counts.
+    """
+    words = last_words(pods)
+    if words and question.parse(words) is None:
+        return Found(wanted, failed=words)
+    if words:
+        return Found(wanted)
     trouble = worst_trouble(pods, now)
     if trouble is not None or pods:
         return Found(wanted, trouble=trouble, again_after=None if trouble else recheck_after(pods, now))

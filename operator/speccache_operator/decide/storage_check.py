@@ -20,7 +20,7 @@ from speccache_operator.decide import inquiry
 from speccache_operator.decide.conditions import STORAGE_READY, Condition, Reason, head
 from speccache_operator.observe.observed import Observed
 
-RETRY_SECONDS = 120.0
+RETRY_SECONDS = 60.0
 """Pause before a Job whose attempts are used up is made anew. The attempts themselves come after 10, 20 and 40 s."""
 
 _REASONS = {

@@ -161,7 +161,8 @@ def test_an_operator_that_was_away_removes_what_was_left_meanwhile(
     client.create(record)
     operator = start("removing", namespace)
     job = wait(lambda: client.get("Job", namespace, "gone-remove-1"))
-    assert "ownerReferences" not in job["metadata"]
+    kept = client.get("ConfigMap", namespace, "gone-remove-1")
+    assert [owner["uid"] for owner in job["metadata"]["ownerReferences"]] == [kept["metadata"]["uid"]]
     assert operator.stop() == 0
 
 

@@ -5,6 +5,7 @@ Backends in memory whose clock the tests move; the file and bucket backends do t
 
 import hashlib
 import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
@@ -453,6 +454,37 @@ def test_a_writer_that_hears_nothing_stops_writing() -> None:
     sweeper.keeper.round()
     writer.keeper.round()
     assert writer.write(digest("b")) is Outcome.WRITTEN
+
+
+def test_what_a_newcomer_writes_waits_for_its_first_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sweeper has to see it first. Nothing is refused meanwhile: that would look like a store that is full."""
+    monkeypatch.setattr(keeper_module, "BUSY_S", 0.001)
+    shelf = Frozen()
+    sweeper, newcomer = Pod(shelf, 100 * PAIR_BYTES), Pod(shelf, 100 * PAIR_BYTES)
+    sweeper.keeper.round()
+    newcomer.keeper.start()
+    with ThreadPoolExecutor(1) as threads:
+        written = threads.submit(newcomer.write, digest("a"))
+        assert not wait([written], 0.2).done
+        sweeper.keeper.round()
+        assert written.result(20) is Outcome.WRITTEN
+    newcomer.keeper.close()
+
+
+def test_a_newcomer_that_is_told_nothing_is_refused_in_the_end_and_at_once_when_it_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    newcomer, ending = (Pod(Frozen(), 100 * PAIR_BYTES) for _ in range(2))
+    for pod, seconds in ((newcomer, 0.05), (ending, 600.0)):
+        pod.keeper._sweeper = None
+        monkeypatch.setattr(keeper_module, "FIRST_LIMIT_S", seconds)
+        pod.keeper.start()
+    assert newcomer.write(digest("a")) is Outcome.FULL
+    with ThreadPoolExecutor(1) as threads:
+        written = threads.submit(ending.write, digest("a"))
+        ending.keeper.close()
+        assert written.result(20) is Outcome.FULL
+    newcomer.keeper.close()
 
 
 def test_when_the_sweeper_is_gone_another_pod_takes_over() -> None:

@@ -5,7 +5,7 @@ down        stop it and leave nothing behind (built programs and images stay, ou
 status      say what runs; exit code 1 when the cluster is not whole
 api         etcd and the API server alone, in the foreground, beside anything else; ends with its caller
 s3          an S3 server over a directory, likewise
-programs    only build (`--api`: only what `api` needs; `--helm`, `--s3`: only helm, only the S3 server)
+programs    only build what a cluster needs (`--api`: only what `api` needs; `--helm`: only helm; `--s3`: the S3 server)
 images      build the project's images from the Dockerfile, load them when the cluster is up
 """
 
@@ -113,7 +113,7 @@ def run(chosen: argparse.Namespace) -> int:
         case "programs":
             asked = {binaries.API_PROGRAMS: chosen.api, (binaries.HELM,): chosen.helm, (binaries.VERSITYGW,): chosen.s3}
             only = tuple(program for programs, wanted in asked.items() if wanted for program in programs)
-            binaries.build(only or binaries.ALL_PROGRAMS, say)
+            binaries.build(only or binaries.CLUSTER_PROGRAMS, say)
     return 0
 
 

@@ -64,7 +64,8 @@ VERSITYGW = Program(
 
 # No DNS server: nothing of ours resolves a cluster name (clients use the API server's or a pod's address).
 API_PROGRAMS = (ETCD, APISERVER, KUBECTL)
-ALL_PROGRAMS = (*API_PROGRAMS, CONTROLLER_MANAGER, SCHEDULER, KUBELET, PROXY, HELM, VERSITYGW)
+CLUSTER_PROGRAMS = (*API_PROGRAMS, CONTROLLER_MANAGER, SCHEDULER, KUBELET, PROXY, HELM)
+"""What a cluster needs. The S3 server takes two minutes more and is not: only tests and people ask for it."""
 
 _HINT = {"kube-apiserver": " (the longest: 5 to 10 minutes; the next ones share most of its packages)"}
 

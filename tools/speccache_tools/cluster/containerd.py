@@ -64,8 +64,9 @@ def put_pause_image() -> None:
 
 
 def put_s3_image() -> None:
-    """An S3 server for pods: the program that is built from its Go module, and no other file."""
-    put(oci.single_file(binaries.VERSITYGW.name, binaries.VERSITYGW.path.read_bytes()), S3_IMAGE)
+    """An S3 server for pods, if its program is built: that, and no other file."""
+    if binaries.VERSITYGW.path.exists():
+        put(oci.single_file(binaries.VERSITYGW.name, binaries.VERSITYGW.path.read_bytes()), S3_IMAGE)
 
 
 def forget_replaced_images() -> None:

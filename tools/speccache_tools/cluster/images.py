@@ -61,7 +61,8 @@ def build(say: Say) -> None:
 
 
 def load(say: Say) -> None:
-    """Gives the node's containerd each image that is built and differs from what it has."""
+    """Gives the node's containerd each image that is built and differs from what it has, the S3 server's too."""
+    containerd.put_s3_image()
     for target in TARGETS:
         if not _built(image(target)):
             say(f"{image(target)} is not built: `make images` does it")

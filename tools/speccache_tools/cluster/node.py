@@ -9,7 +9,7 @@ import urllib.request
 from pathlib import Path
 
 from speccache_tools.cluster import binaries, cgroup, control_plane
-from speccache_tools.cluster.containerd import SOCKET, ctr, put_pause_image, put_s3_image
+from speccache_tools.cluster.containerd import SOCKET, ctr, put_pause_image
 from speccache_tools.cluster.process import Processes
 from speccache_tools.cluster.settings import (
     BRIDGE,
@@ -39,7 +39,6 @@ def start(processes: Processes, node_memory: int | None) -> None:
     processes.start("containerd", ["containerd", f"--config={RUN}/containerd.toml"])
     processes.wait("containerd", lambda: ctr("version").returncode == 0, seconds=60)
     put_pause_image()
-    put_s3_image()
     _configure(processes, "kubelet", RUN / "kubelet.json", json.dumps(_kubelet_configuration(node_memory)))
     # Without iptables on its path the kubelet leaves out some chains that only other proxies read, and that it never
     # takes away again.

@@ -27,7 +27,7 @@ def up(node_memory: int | None, say: Say) -> None:
     `node_memory`: allocatable bytes that the node claims (None: all). Raises `BuildError`, `StartError`, `FenceError`
     or `ImageError`.
     """
-    binaries.build(binaries.ALL_PROGRAMS, say)
+    binaries.build(binaries.CLUSTER_PROGRAMS, say)
     if _is_left_over():
         say("clearing what an interrupted stop or an earlier boot left")
         teardown.down()

@@ -5,10 +5,10 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 
-from speccache_tools.stage.kube import Late, StageError
+from speccache_tools.stage.kube import Late, Object, StageError
 from speccache_tools.stage.venue import Venue
 
 _HTTP_PORT = 8000
@@ -19,12 +19,21 @@ _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 @contextmanager
 def service(venue: Venue, namespace: str, name: str) -> Iterator[str]:
     """`http://host:port` of a Service, from the moment on when a ready pod answers there."""
-    if venue.ours:
-        url = service_address(venue, namespace, name)
-        wait_ready(url)
+    with _way(venue, namespace, f"service/{name}", lambda: service_address(venue, namespace, name)) as url:
         yield url
-        return
-    with _forwarded(venue, namespace, name) as url:
+
+
+@contextmanager
+def pod(venue: Venue, pod: Object) -> Iterator[str]:
+    """`http://host:port` of one served pod, which is ready: past the Service, which chooses among several."""
+    meta, address = pod["metadata"], pod["status"]["podIP"]
+    with _way(venue, meta["namespace"], f"pod/{meta['name']}", lambda: f"http://{address}:{_HTTP_PORT}") as url:
+        yield url
+
+
+@contextmanager
+def _way(venue: Venue, namespace: str, to: str, address: Callable[[], str]) -> Iterator[str]:
+    with nullcontext(address()) if venue.ours else _forwarded(venue, namespace, to) as url:
         wait_ready(url)
         yield url
 
@@ -56,10 +65,8 @@ def wait_ready(url: str, seconds: float = 30) -> None:
 
 
 @contextmanager
-def _forwarded(venue: Venue, namespace: str, name: str) -> Iterator[str]:
-    command = venue.kubectl.command(
-        "port-forward", "--address=127.0.0.1", f"service/{name}", f":{_HTTP_PORT}", namespace=namespace
-    )
+def _forwarded(venue: Venue, namespace: str, to: str) -> Iterator[str]:
+    command = venue.kubectl.command("port-forward", "--address=127.0.0.1", to, f":{_HTTP_PORT}", namespace=namespace)
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=venue.kubectl.variables, text=True
     ) as forwarder:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from speccache_tools.cluster import state
 from speccache_tools.cluster.binaries import HELM, KUBECTL, Program
-from speccache_tools.cluster.settings import CONTEXT, KUBECONFIG, image
+from speccache_tools.cluster.settings import CONTEXT, KUBECONFIG, S3_IMAGE, image
 from speccache_tools.stage.kube import Kubectl, StageError, environment, run
 
 
@@ -24,10 +24,16 @@ class Venue:
     ours: bool
     operator_image: str = image("operator")
     runtime_image: str = image("runtime")
+    s3_image: str = S3_IMAGE
+    """An S3 server for tests of buckets: versitygw's arguments, without a shell."""
 
     @cached_property
     def kubectl(self) -> Kubectl:
         return Kubectl(self.kubectl_program, self.kubeconfig)
+
+    def has_image(self, image: str) -> bool:
+        """Has a node this image already? Our nodes can pull none."""
+        return image in self.kubectl("get", "nodes", "--output=jsonpath={.items[*].status.images[*].names}")
 
     def helm(self, *arguments: str) -> str:
         """Run helm; raises CommandFailed."""
@@ -40,7 +46,8 @@ def make_venue(kubectl: Path, helm: Path, kubeconfig: Path) -> Venue:
     known = venue.kubectl("config", "current-context").strip() == CONTEXT
     operator, runtime = (os.environ.get(name, "") for name in ("OPERATOR_IMAGE", "RUNTIME_IMAGE"))
     if operator and runtime:
-        return replace(venue, operator_image=operator, runtime_image=runtime)
+        server = os.environ.get("S3_IMAGE", S3_IMAGE)
+        return replace(venue, operator_image=operator, runtime_image=runtime, s3_image=server)
     if not known:
         raise StageError(
             "the nodes of that cluster cannot see this machine's images: build both targets of the Dockerfile, push "

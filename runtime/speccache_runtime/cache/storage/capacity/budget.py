@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 
 class Budget:
@@ -10,16 +11,21 @@ class Budget:
 
     def __init__(self, *, limited: bool) -> None:
         """With a limit nothing may be written until `allow` is called."""
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._limited = limited
+        self._told = False
+        self._told_by = 0.0
         self._until = 0
         self._written = 0
         self._largest = 0
         self._short = False
 
     def take(self, nbytes: int) -> bool:
-        """Whether `nbytes` may be written now; if so they count as written, until given back."""
-        with self._lock:
+        """Whether `nbytes` may be written now; if so they count as written, until given back. Waits while a first limit
+        is expected."""
+        with self._changed:
+            while self._limited and not self._told and (left := self._told_by - time.monotonic()) > 0:
+                self._changed.wait(left)
             self._largest = max(self._largest, nbytes)
             if self._limited and self._written + nbytes > self._until:
                 self._short = True
@@ -29,14 +35,34 @@ class Budget:
 
     def give_back(self, nbytes: int) -> None:
         """They were not written after all."""
-        with self._lock:
+        with self._changed:
             self._written -= nbytes
+
+    def expect(self, seconds: float) -> None:
+        """A first limit will be told, in so many seconds at most: until then writers wait and are not refused. 0: it
+        will not, and they go on."""
+        with self._changed:
+            self._told_by = time.monotonic() + seconds
+            self._changed.notify_all()
 
     def allow(self, until: int) -> None:
         """From now on `until` bytes may be written, counted from the start of the process."""
-        with self._lock:
+        with self._changed:
             self._until = until
             self._short = False
+            self._told = True
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Nothing may be written until `allow` is called again."""
+        with self._changed:
+            self._until = 0
+            self._short = False
+
+    @property
+    def told(self) -> bool:
+        """Whether there was a first limit."""
+        return self._told
 
     @property
     def written(self) -> int:

@@ -26,12 +26,14 @@ from speccache_runtime.cache.storage.observer import StorageObserver
 logger = logging.getLogger(__name__)
 
 BUSY_S = 2.0
-"""Between two rounds while this pod is short of room."""
+"""Between two rounds while this pod is short of room, or knows of no limit yet."""
 ROUND_S = 5.0
 """Between two rounds with a capacity."""
 IDLE_S = 20.0
 """Between two rounds without one: then there is nothing but counting. Less than the lease lasts, or pods would take
 turns and each list the store anew."""
+FIRST_LIMIT_S = 15.0
+"""A pod that has just begun has its first limit after two rounds, the sweeper's and its own; its writes wait for it."""
 CLOSE_S = 3.0
 """How long `close` waits for the round under way."""
 STATE_TTL_S = 60.0
@@ -70,6 +72,7 @@ class Keeper:
 
     def start(self) -> None:
         """Begins with a round at once, on a thread of its own."""
+        self.budget.expect(FIRST_LIMIT_S)
         self._thread = threading.Thread(target=self._run, name="storage-keeper", daemon=True)
         self._thread.start()
 
@@ -77,6 +80,7 @@ class Keeper:
         """Ends the thread and gives the lease up, before the backend is closed; does not wait long for a store that
         hangs."""
         self._end.set()
+        self.budget.expect(0)
         if self._thread is not None:
             self._thread.join(CLOSE_S)
 
@@ -96,10 +100,13 @@ class Keeper:
         if note is not None and state is not None and self._backend.now() - note.changed_at < STATE_TTL_S:
             self._told_at = self._clock()
             self._observer.on_usage(state.used, state.objects, self._capacity)
-            if state.until is not None:
-                self.budget.allow(state.until.get(self._writer.id, 0))
+            until = (state.until or {}).get(self._writer.id)
+            if until is not None:
+                self.budget.allow(until)
+            elif state.until is not None:
+                self.budget.stop()  # the sweeper has not seen us yet, or not for a while
         elif self._clock() - self._told_at > STATE_TTL_S:
-            self.budget.allow(0)
+            self.budget.stop()
 
     def _run(self) -> None:
         while not self._end.is_set():
@@ -111,7 +118,7 @@ class Keeper:
                     logger.warning("the size of storage is not looked after at the moment: %s", error)
                 self._failing = True
                 if self._clock() - self._told_at > STATE_TTL_S:
-                    self.budget.allow(0)
+                    self.budget.stop()
             except Exception:
                 # Without it nothing would be written any more, and nobody would know why.
                 logger.exception("a bug in the keeper of storage; it goes on")
@@ -125,4 +132,4 @@ class Keeper:
     def _pause(self) -> float:
         if self._capacity is None:
             return IDLE_S
-        return BUSY_S if self.budget.short else ROUND_S
+        return BUSY_S if self.budget.short or not self.budget.told else ROUND_S
