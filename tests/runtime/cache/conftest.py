@@ -28,6 +28,7 @@ from speccache_runtime.cache.pool import KVPool, PoolShape
 from speccache_runtime.cache.ranks import OtherRanks
 from speccache_runtime.cache.storage.base import Backend, ObjectName, Read
 from speccache_runtime.cache.storage.breaker import BreakerSettings
+from speccache_runtime.cache.storage.capacity.keeper import Keeper
 from speccache_runtime.cache.storage.codec import Bytes, Half
 from speccache_runtime.cache.storage.file import FileBackend
 from speccache_runtime.cache.storage.store import PairStore
@@ -171,6 +172,7 @@ class Rig:
         breaker: BreakerSettings | None = None,
         target: PoolShape = TARGET_SHAPE,
         ranks: OtherRanks | None = None,
+        keeper: Keeper | None = None,
     ) -> None:
         self.metrics = Metrics(CollectorRegistry())
         self.target = KVPool(target, device_pages, torch.device(device))
@@ -191,6 +193,7 @@ class Rig:
                 DRAFT_SHAPE.layout.page_bytes if draft else 0,
                 StorageMetrics(self.metrics),
                 breaker=breaker,
+                keeper=keeper,
             )
         self.cache.open(store, self.woken.set, ranks)
         self.closed = False
@@ -364,6 +367,7 @@ def tools() -> SimpleNamespace:
     """The helpers of this file: test modules cannot import a conftest by name."""
     return SimpleNamespace(
         PAGE=PAGE,
+        PAIR_BYTES=TARGET_SHAPE.layout.page_bytes + DRAFT_SHAPE.layout.page_bytes,
         Rig=Rig,
         Volume=Volume,
         HandWorkers=HandWorkers,

@@ -254,12 +254,25 @@ def test_after_making_room_writers_may_write_and_not_too_much(
     left = used - excess(used, capacity, writers, largest)
     assert left <= max(capacity, 0)
     written = {str(number): number * 1000 for number in range(writers)}
-    until = limits(left, capacity, written)
+    until = limits(left, capacity, written, dict.fromkeys(written, 0))
     assert left + sum(until[writer] - written[writer] for writer in written) <= int(capacity * HIGH)
     if capacity * HIGH >= 2 * writers * largest + 1:
         assert all(until[writer] - written[writer] >= largest for writer in written), "nobody can write"
     if used <= capacity * LOW and used + writers * largest <= int(capacity * HIGH):
         assert left == used, "what fits stays"
+
+
+@given(st.integers(1, 10**6), st.integers(0, 10**6), st.lists(st.tuples(*[st.integers(0, 10**6)] * 2), max_size=5))
+def test_limits_are_kept_also_by_writers_that_go_by_earlier_ones(
+    capacity: int, used: int, writers: list[tuple[int, int]]
+) -> None:
+    written = {str(number): count for number, (count, _) in enumerate(writers)}
+    held = {str(number): count + more for number, (count, more) in enumerate(writers)}
+    before = sum(more for _, more in writers)
+    until = limits(used, capacity, written, held)
+    assert all(until[writer] >= count for writer, count in written.items())
+    most = sum(max(held[writer], until[writer]) - count for writer, count in written.items())
+    assert used + most <= max(used + before, int(capacity * HIGH))
 
 
 def test_a_budget_counts_what_was_written_and_refuses_the_rest() -> None:
@@ -287,11 +300,12 @@ def test_a_budget_counts_what_was_written_and_refuses_the_rest() -> None:
         b"x",
         b"{}",
         b"[]",
-        b'{"written": -1, "largest": 0, "used": -1, "objects": 1}',
-        b'{"written": 1.5, "largest": 0, "used": 1.5, "objects": 1}',
-        b'{"written": true, "largest": 0, "used": true, "objects": 1}',
-        b'{"used": 1, "objects": 1, "until": [1]}',
-        b'{"used": 1, "objects": 1, "until": {"a": "b"}}',
+        b'{"written": -1, "largest": 0, "until": 0, "heard": 0, "used": -1, "objects": 1, "number": 1}',
+        b'{"written": 1.5, "largest": 0, "until": 0, "heard": 0, "used": 1.5, "objects": 1, "number": 1}',
+        b'{"written": true, "largest": 0, "until": 0, "heard": 0, "used": true, "objects": 1, "number": 1}',
+        b'{"used": 1, "objects": 1}',
+        b'{"used": 1, "objects": 1, "number": 1, "until": [1]}',
+        b'{"used": 1, "objects": 1, "number": 1, "until": {"a": "b"}}',
         b"[" * 100_000,
     ],
 )
@@ -302,9 +316,9 @@ def test_what_is_no_note_is_ignored(body: bytes) -> None:
 
 
 def test_notes_come_back_as_they_were_written() -> None:
-    for state in (State(5, 2), State(5, 2, {"ab": 7})):
+    for state in (State(5, 2, 1), State(5, 2, 1, {"ab": 7})):
         assert State.from_bytes(state.to_bytes()) == state
-    usage = Usage(3, 2, b"\n" * FILTER_BYTES)
+    usage = Usage(3, 2, 4, 1, b"\n" * FILTER_BYTES)
     assert Usage.from_bytes(usage.to_bytes()) == usage
     assert Usage.from_bytes(usage.to_bytes()[:-1]) is None
 
@@ -330,7 +344,7 @@ def test_four_writers_keep_within_five_per_cent(pairs: int) -> None:
     shelf = Frozen()
     capacity = pairs * PAIR_BYTES
     pods = [Pod(shelf, capacity) for _ in range(4)]
-    for pod in [*pods, *pods]:
+    for pod in [*pods, *pods, *pods]:  # the first gives half its share up, and then the other has it
         pod.keeper.round()
     peak = 0
     for prompt in range(pairs // 2):
@@ -358,7 +372,7 @@ def test_four_writers_keep_within_five_per_cent(pairs: int) -> None:
 def test_a_page_that_somebody_has_just_read_stays() -> None:
     shelf = Frozen()
     pods = [Pod(shelf, 10 * PAIR_BYTES) for _ in range(2)]
-    for pod in [*pods, *pods]:
+    for pod in [*pods, *pods, *pods]:  # the first gives half its share up, and then the other has it
         pod.keeper.round()
     old = [digest(f"old {number}") for number in range(8)]
     for key in old:
@@ -444,7 +458,7 @@ def test_a_writer_that_hears_nothing_stops_writing() -> None:
     """Its store does not answer, or nobody sweeps: what it was allowed holds for a minute."""
     shelf = Frozen()
     sweeper, writer = Pod(shelf, 100 * PAIR_BYTES), Pod(shelf, 100 * PAIR_BYTES)
-    for pod in (sweeper, writer, sweeper, writer):
+    for pod in (sweeper, writer, sweeper, writer, sweeper, writer):
         pod.keeper.round()
     assert writer.write(digest("a")) is Outcome.WRITTEN
     writer.keeper._sweeper = None
@@ -502,6 +516,42 @@ def test_when_the_sweeper_is_gone_another_pod_takes_over() -> None:
     second.keeper.round()
     assert second.removed > 0
     assert shelf.stored <= 1.05 * 10 * PAIR_BYTES
+
+
+def test_what_a_writer_wrote_before_it_died_counts_although_it_never_said_so() -> None:
+    """It may have written all that it was allowed since it last told; its share must not be given to others too."""
+    shelf = Frozen()
+    capacity = 40 * PAIR_BYTES
+    dying, first, second = (Pod(shelf, capacity) for _ in range(3))
+    for pod in (first, second, dying, first, second, dying):
+        pod.keeper.round()
+    while dying.write(digest(f"untold {len(shelf.kept)}")) is Outcome.WRITTEN:
+        pass
+    for _ in range(3):
+        shelf.time += WRITER_TTL_S / 2
+        for pod in (first, second):
+            pod.keeper.round()
+    for pod in (first, second):
+        while pod.write(digest(f"more {len(shelf.kept)}")) is Outcome.WRITTEN:
+            pass
+    assert shelf.stored <= 1.05 * capacity
+
+
+def test_what_a_writer_has_not_told_yet_nobody_else_may_write() -> None:
+    """One fills its share at once and says nothing for a while; the others write and tell without pause."""
+    shelf = Frozen()
+    capacity = 40 * PAIR_BYTES
+    slow, first, second = (Pod(shelf, capacity) for _ in range(3))
+    for pod in (first, second, slow, first, second, slow):
+        pod.keeper.round()
+    while slow.write(digest(f"untold {len(shelf.kept)}")) is Outcome.WRITTEN:
+        pass
+    for _ in range(20):
+        for pod in (first, second):
+            while pod.write(digest(f"more {len(shelf.kept)}")) is Outcome.WRITTEN:
+                pass
+            pod.keeper.round()
+    assert shelf.stored <= 1.05 * capacity
 
 
 def test_the_thread_goes_on_when_the_store_fails_and_ends_when_it_is_told(

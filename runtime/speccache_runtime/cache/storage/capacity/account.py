@@ -43,7 +43,15 @@ def excess(used: int, capacity: int, writers: int, largest: int) -> int:
     return used - low if used > capacity or (crowded and used > low) else 0
 
 
-def limits(used: int, capacity: int, written: Mapping[str, int]) -> dict[str, int]:
-    """Up to how many bytes, counted from its start, each writer may write: equal shares of what is left to HIGH."""
-    share = max(0, int(capacity * HIGH) - used) // max(1, len(written))
-    return {writer: count + share for writer, count in written.items()}
+def limits(used: int, capacity: int, written: Mapping[str, int], held: Mapping[str, int]) -> dict[str, int]:
+    """Up to how many bytes, counted from its start, each writer may write: equal shares of what is left to HIGH.
+
+    `held` are the limits that they may go by until they hear of these: what one may still write by them nobody else
+    gets, whether or not it is more than a share.
+    """
+    room = max(0, int(capacity * HIGH) - used)
+    share = room // max(1, len(written))
+    left = {writer: max(0, held[writer] - count) for writer, count in written.items()}
+    short = sum(each < share for each in left.values())
+    more = max(0, room - sum(left.values())) // max(1, short)
+    return {writer: count + min(share, left[writer] + more) for writer, count in written.items()}

@@ -65,6 +65,11 @@ class Budget:
         return self._told
 
     @property
+    def until(self) -> int:
+        """Up to how many bytes may be written."""
+        return self._until
+
+    @property
     def written(self) -> int:
         """Bytes written since the start."""
         return self._written

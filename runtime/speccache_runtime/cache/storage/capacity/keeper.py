@@ -1,8 +1,8 @@
 """This pod's part in keeping a store at its size: says what it writes and reads, obeys the limits, sweeps in its turn.
 
-    every few seconds   usage note ──▶ store          what this pod has written, and read of late
+    every few seconds   state note ◀── store          what is used, and how far this pod may go on writing
+                        usage note ──▶ store          what this pod has written, obeys, and has read of late
                         sweeper's round, if the lease is ours (see sweeper.py)
-                        state note ◀── store          what is used, and how far this pod may go on writing
 
 When the store does not answer, writes go on up to the limit told last, for STATE_TTL_S seconds.
 """
@@ -66,6 +66,7 @@ class Keeper:
         self._lease = SweeperLease(backend, fingerprint, self._writer.id)
         self._sweeper = Sweeper(backend, fingerprint, capacity, self._lease, clock) if sweeps else None
         self._told_at = -STATE_TTL_S
+        self._heard = 0
         self._end = threading.Event()
         self._failing = False
         self._thread: threading.Thread | None = None
@@ -85,14 +86,16 @@ class Keeper:
             self._thread.join(CLOSE_S)
 
     def round(self) -> None:
-        """Tells, sweeps if it is our turn, and learns the limit. Raises BackendError when storage fails."""
-        self._backend.write_note(
-            self._writer, Usage(self.budget.written, self.budget.largest, self.recent.filter()).to_bytes()
-        )
+        """Learns the limit, tells, and sweeps if it is our turn. Raises BackendError when storage fails."""
+        self._learn()
+        budget = self.budget
+        usage = Usage(budget.written, budget.largest, budget.until, self._heard, self.recent.filter())
+        self._backend.write_note(self._writer, usage.to_bytes())
         swept = self._sweeper.round() if self._sweeper is not None else None
         if swept is not None and swept.removed_pages:
             self._observer.on_swept(swept.removed_pages, swept.removed_bytes)
-        self._learn()
+        if swept is not None:
+            self._learn()
 
     def _learn(self) -> None:
         note = self._backend.read_note(self._state)
@@ -100,11 +103,13 @@ class Keeper:
         if note is not None and state is not None and self._backend.now() - note.changed_at < STATE_TTL_S:
             self._told_at = self._clock()
             self._observer.on_usage(state.used, state.objects, self._capacity)
-            until = (state.until or {}).get(self._writer.id)
-            if until is not None:
-                self.budget.allow(until)
-            elif state.until is not None:
-                self.budget.stop()  # the sweeper has not seen us yet, or not for a while
+            if state.until is not None:
+                self._heard = state.number
+                until = state.until.get(self._writer.id)
+                if until is None:
+                    self.budget.stop()  # the sweeper has not seen us yet, or not for a while
+                else:
+                    self.budget.allow(until)
         elif self._clock() - self._told_at > STATE_TTL_S:
             self.budget.stop()
 

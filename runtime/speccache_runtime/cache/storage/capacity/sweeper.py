@@ -36,6 +36,9 @@ _FRESH_SHARE = 20
 
 _BATCH = 100
 
+_STATES = 64
+"""As many as a writer may have heard of last that still counts as alive: more than rounds in WRITER_TTL_S."""
+
 
 @dataclass(frozen=True, slots=True)
 class Swept:
@@ -66,6 +69,7 @@ class Sweeper:
         self._clock = clock
         self._ledger: Ledger | None = None
         self._account: Account
+        self._states: list[State] = []
         self._listed_at = 0.0
         self._listing_took = 0.0
 
@@ -74,15 +78,17 @@ class Sweeper:
         if not self._lease.hold():
             self._ledger = None
             return None
+        if self._ledger is None:
+            self._states = self._state_of_predecessor()
         usages = self._usages()
         written = {writer: usage.written for writer, usage in usages.items()}
-        if self._ledger is None or self._age() > LIST_EVERY_S:
-            self._list(written)
+        if self._ledger is None or self._age() > LIST_EVERY_S or self._account.seen.keys() - written.keys():
+            self._list(written)  # also when a writer has ended: nobody knows what it wrote at last
         used = self._account.used(written)
         swept = Swept(used, self._ledger.objects if self._ledger else 0)
         if self._capacity is not None:
             swept = self._make_room(self._capacity, usages, written, used)
-        self._publish(swept, written)
+        self._publish(swept, usages, written)
         return swept
 
     def _make_room(self, capacity: int, usages: Mapping[str, Usage], written: Mapping[str, int], used: int) -> Swept:
@@ -139,10 +145,24 @@ class Sweeper:
                 found[name.id] = usage
         return found
 
-    def _publish(self, swept: Swept, written: Mapping[str, int]) -> None:
-        until = None if self._capacity is None else limits(swept.used, self._capacity, written)
-        state = State(swept.used, swept.objects, until)
-        self._backend.write_note(state_name(self._fingerprint), state.to_bytes())
+    def _state_of_predecessor(self) -> list[State]:
+        note = self._backend.read_note(state_name(self._fingerprint))
+        state = State.from_bytes(note.body) if note is not None else None
+        return [] if state is None else [state]
+
+    def _publish(self, swept: Swept, usages: Mapping[str, Usage], written: Mapping[str, int]) -> None:
+        until = None
+        if self._capacity is not None:
+            held = {writer: self._held(writer, usage) for writer, usage in usages.items()}
+            until = limits(swept.used, self._capacity, written, held)
+        number = self._states[-1].number + 1 if self._states else 1
+        self._states = [*self._states[-_STATES:], State(swept.used, swept.objects, number, until)]
+        self._backend.write_note(state_name(self._fingerprint), self._states[-1].to_bytes())
+
+    def _held(self, writer: str, usage: Usage) -> int:
+        """The most that this writer may write before it hears of the next state."""
+        since = [state.until for state in self._states if state.until and state.number > usage.heard]
+        return max([usage.until, *(until.get(writer, 0) for until in since)])
 
 
 def state_name(fingerprint: str) -> NoteName:
