@@ -32,7 +32,15 @@ def create_app(
     whose `draining` the process sets when it is told to end.
     """
     app = FastAPI(title="SpecCache", docs_url=None, redoc_url=None, openapi_url=None)
-    state = ServerState(engine, tokenizer, config.served_name, int(time.time()), config.max_requests, per_token)
+    state = ServerState(
+        engine,
+        tokenizer,
+        config.served_name,
+        int(time.time()),
+        config.max_requests,
+        per_token,
+        require_salt=config.require_cache_salt,
+    )
     app.state.server = state
     app.include_router(completion_routes(state))
     _add_models(app, state)

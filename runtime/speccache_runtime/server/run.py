@@ -168,7 +168,8 @@ class _Process:
 
 def curl_line(host: str, port: int, config: EngineConfig) -> str:
     """A request to copy into a shell."""
-    body = f'{{"model": "{config.served_name}", "prompt": "def main():", "max_tokens": 64}}'
+    salt = ', "cache_salt": "a secret of yours"' if config.require_cache_salt else ""
+    body = f'{{"model": "{config.served_name}", "prompt": "def main():", "max_tokens": 64{salt}}}'
     return f"  curl http://{host}:{port}/v1/completions -H 'Content-Type: application/json' -d '{body}'"
 
 
