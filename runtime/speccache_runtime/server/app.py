@@ -46,11 +46,16 @@ def create_app(
     _add_models(app, state)
     _add_probes(app, state)
     _add_metrics(app, registry)
+    add_error_answers(app)
+    return app
+
+
+def add_error_answers(app: FastAPI) -> None:
+    """One shape for every error."""
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientDisconnect, _on_client_gone)
     app.add_exception_handler(Exception, _on_unexpected)
-    return app
 
 
 def _add_models(app: FastAPI, state: ServerState) -> None:

@@ -66,6 +66,8 @@ class Keeper:
         self._lease = SweeperLease(backend, fingerprint, self._writer.id)
         self._sweeper = Sweeper(backend, fingerprint, capacity, self._lease, clock) if sweeps else None
         self._told_at = -STATE_TTL_S
+        self.state: State | None = None
+        """What was last told of the whole store; None as long as nothing was."""
         self._end = threading.Event()
         self._failing = False
         self._thread: threading.Thread | None = None
@@ -84,6 +86,16 @@ class Keeper:
         if self._thread is not None:
             self._thread.join(CLOSE_S)
 
+    @property
+    def ended(self) -> bool:
+        """Whether no thread of it uses the backend any more."""
+        return self._thread is None or not self._thread.is_alive()
+
+    @property
+    def capacity(self) -> int | None:
+        """In bytes, or None."""
+        return self._capacity
+
     def round(self) -> None:
         """Tells, sweeps if it is our turn, and learns the limit. Raises BackendError when storage fails."""
         self._backend.write_note(
@@ -99,6 +111,7 @@ class Keeper:
         state = State.from_bytes(note.body) if note is not None else None
         if note is not None and state is not None and self._backend.now() - note.changed_at < STATE_TTL_S:
             self._told_at = self._clock()
+            self.state = state
             self._observer.on_usage(state.used, state.objects, self._capacity)
             until = (state.until or {}).get(self._writer.id)
             if until is not None:
