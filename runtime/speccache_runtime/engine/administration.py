@@ -34,7 +34,7 @@ class Turns(Protocol):
     """Who has work done on the engine thread (`service.EngineService`)."""
 
     def between_steps(self, work: Callable[[PairedCache], _T]) -> Future[_T]:
-        """Has `work` done between two steps. Raises Draining when there are no more steps."""
+        """Has `work` done between two steps. Raises Draining once a drain has begun."""
 
 
 class StorageAdministration:

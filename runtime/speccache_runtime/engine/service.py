@@ -197,19 +197,16 @@ class EngineService:
 
     @property
     def storage(self) -> StorageAdministration:
-        """How the storage tier is looked at and changed. Raises Draining before `start` and once a drain has begun,
-        which writes to what is attached."""
-        if self._storage is None:
-            raise Draining("the model is not loaded yet", retry_after=1)
-        if self._draining:
-            raise Draining("this replica is shutting down; its storage is not changed any more", retry_after=1)
+        """How the storage tier is looked at and changed: valid after `start`, and until a drain begins, which writes to
+        what is attached."""
+        assert self._storage is not None
         return self._storage
 
     def between_steps(self, work: Callable[[PairedCache], _T]) -> Future[_T]:
-        """Has `work` done on the engine thread between two steps. Raises Draining when there are no more."""
+        """Has `work` done on the engine thread between two steps. Raises Draining once a drain has begun."""
         call = _Call(work, Future())
         with self._wakeup:
-            if self.failed is not None or self._stopping:
+            if self.failed is not None or self._draining or self._stopping:
                 raise Draining(self.failed or "this replica is shutting down", retry_after=1)
             self._inbox.append(call)
             self._notify()

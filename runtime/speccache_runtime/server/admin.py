@@ -11,7 +11,6 @@ Service carries this port.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -31,6 +30,7 @@ from speccache_runtime.server.protocol import StorageAdmin
 from speccache_runtime.server.routes import read_body
 from speccache_runtime.server.state import ServerState
 from speccache_runtime.server.storage_body import parse_flush, parse_storage
+from speccache_runtime.server.threads import in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def create_admin_app(
 
     async def ask(work: Callable[[StorageAdmin], _T]) -> _T:
         state.check_ready()
-        return await asyncio.to_thread(_asked, work, storage)
+        return await in_thread(lambda: _asked(work, storage), "admin")
 
     @app.get("/admin/storage")
     async def look() -> Response:

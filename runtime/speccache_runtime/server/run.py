@@ -9,17 +9,15 @@ stop       open connections close; exit code 0. A second signal at any time: exi
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import os
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -32,6 +30,7 @@ from speccache_runtime.server.app import create_app
 from speccache_runtime.server.lengths import ASSUMED_CHARACTERS
 from speccache_runtime.server.protocol import Engine, StorageAdmin, Tokenizer
 from speccache_runtime.server.state import ServerState
+from speccache_runtime.server.threads import in_thread
 from speccache_runtime.server.words import Say, timed
 
 EXIT_INTERRUPTED = 130
@@ -43,7 +42,8 @@ SAME_SIGNAL_SECONDS = 0.3
 CLOSE_SECONDS = 5
 """What slow readers get to take the rest of their answer after the engine has finished."""
 
-_Result = TypeVar("_Result")
+LIFE = "engine-life"
+"""Name of the threads that wait for the engine."""
 
 
 def serve(
@@ -128,7 +128,7 @@ class _Process:
 
     async def _until_told_or_failed(self, ending: asyncio.Task[bool]) -> None:
         """Raises EngineFailed; a process without an engine serves nobody, and a new one may."""
-        over = _in_thread(self._engine.wait_over)
+        over = in_thread(self._engine.wait_over, LIFE)
         either: set[asyncio.Future[Any]] = {over, ending}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not ending.done():
@@ -149,7 +149,7 @@ class _Process:
         names = dict.fromkeys([self._config.target_uri, *filter(None, [self._config.draft_uri])])
         self._say(f"loading {' and '.join(names)} … ")
         begun = time.monotonic()
-        loading = _in_thread(self._engine.start)
+        loading = in_thread(self._engine.start, LIFE)
         either: set[asyncio.Future[Any]] = {loading, ending}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
@@ -171,7 +171,7 @@ class _Process:
     async def _drain(self) -> None:
         self._state.draining = True
         with timed(self._say, "draining: finishing running requests, then writing pages to storage"):
-            await _in_thread(lambda: self._engine.drain(self._config.request_timeout, self._config.flush_timeout))
+            await in_thread(lambda: self._engine.drain(self._config.request_timeout, self._config.flush_timeout), LIFE)
 
 
 def _server(app: FastAPI) -> _UvicornServer:
@@ -193,20 +193,3 @@ def curl_line(host: str, port: int, config: EngineConfig) -> str:
     salt = ', "cache_salt": "a secret of yours"' if config.require_cache_salt else ""
     body = f'{{"model": "{config.served_name}", "prompt": "def main():", "max_tokens": 64{salt}}}'
     return f"  curl http://{host}:{port}/v1/completions -H 'Content-Type: application/json' -d '{body}'"
-
-
-def _in_thread(work: Callable[[], _Result]) -> asyncio.Future[_Result]:
-    """Run `work` in a daemon thread: unlike the loop's own workers, it does not keep the process from ending."""
-    outcome: concurrent.futures.Future[_Result] = concurrent.futures.Future()
-    outcome.set_running_or_notify_cancel()
-
-    def run() -> None:
-        try:
-            result = work()
-        except BaseException as error:  # noqa: BLE001 - raised again where the future is awaited
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(result)
-
-    threading.Thread(target=run, name="engine-life", daemon=True).start()
-    return asyncio.wrap_future(outcome)

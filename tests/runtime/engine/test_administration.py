@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from speccache_api.storage_target import VolumeTarget
+from speccache_api.storage_target import BucketTarget, VolumeTarget
 from speccache_runtime.cache.storage import registry
 from speccache_runtime.cache.storage.base import BackendError
 from speccache_runtime.cache.storage.breaker import BreakerState
@@ -96,6 +96,37 @@ def test_changed_storage_serves_the_next_pod(start: Start, folders: dict[str, Pa
     first.stop()
     shutil.rmtree(folders["one"])
     second = start(storage=in_folder(folders["other"]))
+    assert ask(second, text).cached_tokens[Tier.STORAGE] == 40
+
+
+@pytest.mark.usefixtures("s3_environment")
+def test_a_bucket_takes_the_place_of_a_volume(
+    start: Start, folders: dict[str, Path], tools: SimpleNamespace, s3_server: Any
+) -> None:
+    """One that is not there changes nothing."""
+    s3_server.make_bucket("admin")
+    bucket = BucketTarget(
+        bucket="admin",
+        prefix="a",
+        endpoint=s3_server.endpoint,
+        region=None,
+        force_path_style=True,
+        credentials_secret=None,
+        ca_bundle_config_map=None,
+        service_account=None,
+    )
+    text = tools.random_tokens(41, seed=9)
+    first = start()
+    ask(first, text)
+    with pytest.raises(BackendError) as refused:
+        first.storage.attach(StorageConfig(bucket.model_copy(update={"bucket": "not-there"}), "Recompute"))
+    assert refused.value.code == "BucketNotFound"
+    first.storage.attach(StorageConfig(bucket, "Recompute"))
+    assert first.storage.flush(PATIENCE_S).left == 0
+    first.storage.detach()
+    first.stop()
+    second = start(storage=None)
+    second.storage.attach(StorageConfig(bucket, "Recompute"))
     assert ask(second, text).cached_tokens[Tier.STORAGE] == 40
 
 
@@ -234,18 +265,43 @@ def test_changes_while_many_requests_run(start: Start, folders: dict[str, Path],
     service.between_steps(lambda cache: cache.check_integrity()).result(PATIENCE_S)
 
 
-def test_nothing_is_changed_before_the_start_and_after_a_drain_began(start: Start, pair: Any, tools: Any) -> None:
-    early = EngineService(tools.settings(pair, None), CollectorRegistry())
-    with pytest.raises(Draining):
-        _ = early.storage
+def test_a_drain_ends_a_flush(
+    start: Start, folders: dict[str, Path], tools: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The drain writes the same pages, and what is told to end must not wait for somebody's hour."""
+    service, tried = start(flush_timeout=0.5), threading.Event()
+
+    def full(*_: object) -> bool:
+        tried.set()
+        raise BackendError("ENOSPC", "full")
+
+    monkeypatch.setattr(FileBackend, "write", full)
+    ask(service, tools.random_tokens(41, seed=7))
+    ended: list[BaseException] = []
+
+    def flush() -> None:
+        try:
+            service.storage.flush(PATIENCE_S * 10)
+        except Draining as error:
+            ended.append(error)
+
+    flushing = threading.Thread(target=flush)
+    flushing.start()
+    assert tried.wait(PATIENCE_S)
+    service.drain(PATIENCE_S, 0.5)
+    flushing.join(PATIENCE_S)
+    assert not flushing.is_alive()
+    assert len(ended) == 1
+
+
+def test_nothing_is_changed_once_a_drain_has_begun(start: Start, folders: dict[str, Path]) -> None:
     service = start()
-    kept = service.storage
     service.drain(PATIENCE_S, PATIENCE_S)
+    for ask_for in (service.storage.report, service.storage.detach, lambda: service.storage.flush(1)):
+        with pytest.raises(Draining):
+            ask_for()
     with pytest.raises(Draining):
-        _ = service.storage
-    service.stop()
-    with pytest.raises(Draining):
-        kept.report()
+        service.storage.attach(in_folder(folders["other"]))
 
 
 def test_two_ranks_flush_and_refuse_a_change(start: Start, folders: dict[str, Path], tools: SimpleNamespace) -> None:
