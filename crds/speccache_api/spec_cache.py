@@ -77,5 +77,6 @@ class KVCache(SpecModel):
     storage: Storage | None = None
     require_cache_salt: bool = False
     """True refuses requests without `cache_salt`. Requests with different salts never share pages, so nobody can tell
-    from an answer's speed what somebody else has asked. Default: false; requests without a salt share with each other.
+    from an answer's speed what somebody else has asked. A salt is a secret: long and random, one for all who may share.
+    Default: false; requests without a salt share with each other.
     """

@@ -102,8 +102,9 @@ class TokenSecret(SpecModel):
 
 
 class Admin(SpecModel):
-    """A port of each pod (8081) for looking at and changing its storage tier. No Service leads to it, and a
-    networkPolicy keeps everybody from it; `kubectl port-forward` reaches it.
+    """A port of each pod (8081) for looking at and changing its storage tier: GET, PUT and DELETE /admin/storage, POST
+    /admin/storage/flush. No Service leads to it, and a networkPolicy keeps everybody from it; `kubectl port-forward`
+    reaches it.
     """
 
     token_secret: TokenSecret

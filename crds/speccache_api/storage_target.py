@@ -88,13 +88,14 @@ def resolve(resource: SpecCacheDeployment) -> VolumeTarget | BucketTarget | None
     if storage is None:
         return None
     if storage.s3 is not None:
-        return _bucket(storage.s3)
+        return bucket_target(storage.s3)
     claim = storage.persistent_volume_claim
     assert claim is not None, "a storage tier is one of both kinds"
     return VolumeTarget(claim=claim.claim_name or names.claim_name(resource.name), path=names.STORAGE_PATH)
 
 
-def _bucket(s3: Bucket) -> BucketTarget:
+def bucket_target(s3: Bucket) -> BucketTarget:
+    """The target that a resource's `s3` names."""
     return BucketTarget(
         bucket=s3.bucket,
         prefix=s3.prefix,

@@ -64,11 +64,13 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt to continue; `prompt` is never empty."""
+    """One prompt to continue; `prompt` is never empty. It shares cached pages with requests of the same `salt` only,
+    which is shown nowhere."""
 
     request_id: str
     prompt: tuple[int, ...]
     params: SamplingParams
+    salt: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

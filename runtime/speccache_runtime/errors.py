@@ -7,6 +7,7 @@ SpecCacheError
 ├── EngineFailed       the engine cannot go on; every request has been answered: the process ends
 ├── StorageError       a storage tier cannot be opened: the start stops; later errors are counted misses instead
 ├── BadRequest         the client's fault: HTTP 400, `field` names what to change
+├── Conflict           not as things are: HTTP 409
 └── Unavailable        not now: HTTP 503 with Retry-After
     ├── Overloaded     the waiting queue is full
     └── Draining       the engine is shutting down
@@ -47,6 +48,14 @@ class BadRequest(SpecCacheError):
     def __init__(self, field: str, message: str, code: str = "invalid_value") -> None:
         super().__init__(message)
         self.field = field
+        self.code = code
+
+
+class Conflict(SpecCacheError):
+    """What was asked cannot be done as things are; `code` is a short word for why."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
         self.code = code
 
 

@@ -43,8 +43,11 @@ class Answer:
         return (self.total - self.first_token) / later if later > 0 else None
 
 
-def complete(base_url: str, model: str, prompt: str, max_tokens: int, timeout: float = 120) -> Answer:
-    """Stream a greedy completion from `base_url` (`http://host:port`, a path before /v1 is kept).
+def complete(
+    base_url: str, model: str, prompt: str, max_tokens: int, timeout: float = 120, salt: str | None = None
+) -> Answer:
+    """Stream a greedy completion from `base_url` (`http://host:port`, a path before /v1 is kept), with `cache_salt` if
+    there is a `salt`.
 
     Raises ClientError when the answer is an error, ends early, or does not come within `timeout` seconds.
     """
@@ -55,6 +58,7 @@ def complete(base_url: str, model: str, prompt: str, max_tokens: int, timeout: f
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
+        "cache_salt": salt,
     }
     where = urlsplit(base_url)
     connection = http.client.HTTPConnection(where.hostname or "", where.port or 80, timeout=timeout)

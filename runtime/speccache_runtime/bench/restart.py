@@ -64,9 +64,10 @@ def run_restart_bench(
     if scratch is not None:
         make_storage_dir(scratch)
     stored_under = read_fingerprint(resource, parse_claims(claims))
+    salt = "benchmark" if resource.spec.kv_cache.require_cache_salt else None
     with tempfile.TemporaryDirectory(prefix="speccache-bench-", dir=scratch) as folder:
         data, target = with_storage_of_its_own(data, resource, Path(folder) / "storage")
-        bench = _Bench(Path(folder), target, resource.served_name, tuple(claims), load_prompts(), new_tokens)
+        bench = _Bench(Path(folder), target, resource.served_name, tuple(claims), load_prompts(), new_tokens, salt)
         try:
             runs = [bench.run(COLD, data), bench.run(RESTORED, data)]
             if DRAFTS[resource.spec.algorithm].pool:
@@ -87,6 +88,8 @@ class _Bench:
     claims: tuple[str, ...]
     prompts: tuple[Prompt, ...]
     new_tokens: int
+    salt: str | None
+    """Of every request, where the resource demands one."""
 
     def run(self, name: str, data: dict[str, Any]) -> Run:
         """Start a server for `data`, send every prompt, end the server."""
@@ -102,7 +105,7 @@ class _Bench:
             _progress(f"{time.monotonic() - begun:.1f} s; {len(self.prompts)} prompts ")
             answers = []
             for prompt in self.prompts:
-                answers.append(complete(server.url, self.model, prompt.text, self.new_tokens))
+                answers.append(complete(server.url, self.model, prompt.text, self.new_tokens, salt=self.salt))
                 _progress(".")
         _progress(f" {time.monotonic() - begun:.1f} s\n")
         return Run(name, self.prompts, answers)

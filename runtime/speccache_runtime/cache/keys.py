@@ -1,8 +1,8 @@
 """Page keys: a SHA-256 chain over token ids.
 
-The key of a page names the whole prefix that ends with it, and is also its storage key. It depends on token ids alone,
-so it is the same with speculation on or off; what else makes bytes incompatible (model, dtype, page size, layout) is
-in the storage namespace.
+The key of a page names the whole prefix that ends with it, and is also its storage key. It depends on token ids and
+the request's salt alone, so it is the same with speculation on or off; what else makes bytes incompatible (model,
+dtype, page size, layout) is in the storage namespace.
 """
 
 from __future__ import annotations
@@ -13,6 +13,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 ROOT = bytes(32)
+"""Where the chain of a request without a salt begins."""
+
+_SALT_DOMAIN = b"speccache cache_salt\0"
+"""Nothing else is hashed behind these bytes: pages are hashed behind 32 bytes of a key."""
+
+
+def salted_root(salt: str | None) -> bytes:
+    """Where the chain of a request with this salt begins: requests of different salts have no key in common. Beyond
+    this digest nothing knows the salt."""
+    return ROOT if salt is None else hashlib.sha256(_SALT_DOMAIN + salt.encode()).digest()
 
 
 def pack_tokens(tokens: Sequence[int]) -> bytes:
@@ -21,13 +31,14 @@ def pack_tokens(tokens: Sequence[int]) -> bytes:
 
 
 def next_key(parent: bytes, packed_tokens: bytes) -> bytes:
-    """Key of the page that holds `packed_tokens` and follows the page with key `parent` (`ROOT` for the first)."""
+    """Key of the page that holds `packed_tokens` and follows the page with key `parent` (a root for the first)."""
     return hashlib.sha256(parent + packed_tokens).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class PageName:
-    """A whole page of a prompt: its key, that of the page before it, its packed token ids, and its number, from 0."""
+    """A whole page of a prompt: its key, that of the page before it (the root for the first), its packed token ids, and
+    its number, from 0."""
 
     key: bytes
     parent: bytes
@@ -38,7 +49,8 @@ class PageName:
 class KeyChain:
     """Keys of the whole pages of a growing token list. Pages are never taken back."""
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, root: bytes = ROOT) -> None:
+        self._root = root
         self._page_size = page_size
         self.keys: list[bytes] = []
         self.packed: list[bytes] = []
@@ -49,9 +61,9 @@ class KeyChain:
         for page in range(len(self.keys), upto):
             packed = pack_tokens(tokens[page * size : (page + 1) * size])
             self.packed.append(packed)
-            self.keys.append(next_key(self.keys[-1] if self.keys else ROOT, packed))
+            self.keys.append(next_key(self.keys[-1] if self.keys else self._root, packed))
 
     def page(self, number: int) -> PageName:
         """The page of that number, which must have a key."""
-        parent = self.keys[number - 1] if number else ROOT
+        parent = self.keys[number - 1] if number else self._root
         return PageName(self.keys[number], parent, self.packed[number], number)

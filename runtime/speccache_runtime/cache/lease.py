@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from speccache_runtime.cache.index import Entry
-from speccache_runtime.cache.keys import KeyChain
+from speccache_runtime.cache.keys import ROOT, KeyChain
 from speccache_runtime.core import Tier
 
 
@@ -50,9 +50,10 @@ class Lease:
     pages whose draft half is absent and stays so for this request: the draft never sees them.
     """
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, root: bytes = ROOT) -> None:
+        """`root` is where the keys of its pages begin (`keys.salted_root`)."""
         self.page_size = page_size
-        self.chain = KeyChain(page_size)
+        self.chain = KeyChain(page_size, root)
         self.pages: list[int] = []
         self.entries: list[Entry | None] = []
         self.draft_absent: list[bool] = []

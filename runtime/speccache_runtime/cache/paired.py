@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from speccache_api.drafts import Draft
 from speccache_runtime.cache.accounting import PageGauges, count_lookups
+from speccache_runtime.cache.attachment import Attachment
 from speccache_runtime.cache.index import Entry, Index
 from speccache_runtime.cache.lease import Hit, Lease, Prefetch
 from speccache_runtime.cache.loads import Loads
@@ -19,8 +20,9 @@ from speccache_runtime.cache.policy import MissingDraft, cacheable_pages, publis
 from speccache_runtime.cache.pool import HostArena, KVPool
 from speccache_runtime.cache.prefetch import Prefetcher
 from speccache_runtime.cache.ranks import NoOtherRanks, OtherRanks
-from speccache_runtime.cache.storage.store import PairStore
-from speccache_runtime.cache.storage_io import Storage, StorageIO
+from speccache_runtime.cache.storage.store import PairStore, StoreState
+from speccache_runtime.cache.storage_io import StorageIO
+from speccache_runtime.cache.storing import Flush, Storing, forget_stored
 from speccache_runtime.cache.transfer import Move
 from speccache_runtime.cache.transfers import make_transfer
 from speccache_runtime.cache.writeback import Wanted, Writeback, draft_missing
@@ -56,10 +58,12 @@ class PairedCache:
         self._opened = False
         self._arena: HostArena
         self.loads: Loads
-        self._io: Storage | None = None
+        self._wake: Callable[[], None]
+        self._storage: Attachment | None = None
+        self._ending: list[Attachment] = []
+        """Storage that was detached and has operations under way."""
         self._ranks: OtherRanks = NoOtherRanks()
         self._writeback: Writeback
-        self._prefetcher: Prefetcher | None = None
 
     # ---- startup
 
@@ -78,26 +82,45 @@ class PairedCache:
         self._draft, self._facts = pool, draft
 
     def open(self, store: PairStore | None, wake: Callable[[], None], ranks: OtherRanks | None = None) -> None:
-        """Allocates the host pages and starts the tiers; the cache owns `store` from here on.
+        """Allocates the host pages and starts the tiers; the cache owns `store` from here on, which is None without
+        storage.
 
         `wake` is called from a worker thread when `poll` has something to do. `ranks` do with their own pages all that
         is done with the pages here.
         """
         self._opened = True
+        self._wake = wake
         self._ranks = ranks or self._ranks
         self._arena = HostArena.of(self._target, self._draft, self._host_pages, self._ranks.memory)
         transfer = self._ranks.transfer(make_transfer(self._arena, self._target, self._draft))
         self.loads = Loads(transfer)
-        self._io = self._ranks.storage(StorageIO(store, self._arena, wake)) if store else None
-        self._writeback = Writeback(self.index, transfer, self._io, self._metrics)
-        if self._io:
-            self._prefetcher = Prefetcher(
-                self.index,
-                self._io,
-                self._metrics,
-                draft=self._facts,
-                answer=self._answer,
-            )
+        self._writeback = Writeback(self.index, transfer, self._metrics, self._store)
+        self.attach(store)
+
+    def attach(self, store: PairStore | None) -> None:
+        """Puts `store`, which the cache owns from here on, in the place of the storage attached until now; None: there
+        is none any more.
+
+        Requests that wait for the old one wait no longer. Its operations that have not begun are dropped; those under
+        way end, and nothing comes of them. With other ranks only once, from `open`.
+        """
+        if self._storage is not None:
+            self._storage.end()
+            self._ending.append(self._storage)
+            forget_stored(self.index)
+        self._storage = self._attachment(store) if store is not None else None
+
+    def _attachment(self, store: PairStore) -> Attachment:
+        store.begin()
+        local = StorageIO(store, self._arena, self._wake)
+        io = self._ranks.storage(local)
+        prefetcher = Prefetcher(self.index, io, self._metrics, draft=self._facts, answer=self._answer)
+        return Attachment(local, io, prefetcher, Storing(self.index, io, self._metrics))
+
+    def _store(self, entry: Entry) -> None:
+        """Writes a page that has come to the host through."""
+        if self._storage is not None:
+            self._storage.storing.store(entry)
 
     # ---- a request's way
 
@@ -107,19 +130,19 @@ class PairedCache:
         While storage answers nobody there is nothing to wait for: a volume that hangs costs those requests a moment
         that are there when it begins to, and no later one.
         """
-        if self._prefetcher is None:
+        if self._storage is None:
             return None
         pages = cacheable_pages(len(tokens), self.page_size)
         lease.chain.extend(tokens, pages)
         deadline = time.monotonic() + PREFETCH_DEADLINE_S
-        return self._prefetcher.start(lease.chain, pages, deadline)
+        return self._storage.prefetcher.start(lease.chain, pages, deadline)
 
     def prefetch_pending(self, prefetch: Prefetch | None) -> bool:
         """Whether the request should go on waiting; past its deadline, or while storage answers nobody, it should not,
         which is counted."""
-        if prefetch is None or not prefetch.pending or self._prefetcher is None:
+        if prefetch is None or not prefetch.pending or self._storage is None:
             return False
-        if time.monotonic() < prefetch.deadline and not self._prefetcher.hangs:
+        if time.monotonic() < prefetch.deadline and not self._storage.prefetcher.hangs:
             return True
         if not prefetch.late:
             prefetch.late = True
@@ -128,8 +151,8 @@ class PairedCache:
 
     def end_prefetch(self, prefetch: Prefetch | None) -> None:
         """Gives up what a prefetch holds, after `admit` or when the request is gone."""
-        if prefetch is not None and self._prefetcher is not None:
-            self._prefetcher.finish(prefetch)
+        if prefetch is not None and self._storage is not None:
+            self._storage.prefetcher.finish(prefetch)
 
     def admit(self, lease: Lease, tokens: Sequence[int], prefetch: Prefetch | None) -> Hit | None:
         """Gives an empty lease the longest usable cached prefix of `tokens`.
@@ -159,7 +182,8 @@ class PairedCache:
         lease.loads = tuple(sorted({self._arriving[e] for e in hits if e in self._arriving}))
         lease.published = use
         self._leases.add(lease)
-        self._writeback.note_use(hits)
+        if self._storage is not None:
+            self._storage.storing.note_use(hits)
         by_tier = {tier: tiers.count(tier) * self.page_size for tier in Tier}
         return Hit(use * self.page_size, by_tier, present.count(False) * self.page_size)
 
@@ -267,9 +291,21 @@ class PairedCache:
             self._loaded(self._loading.pop(number))
             self._metrics.transfer_bytes.labels(direction="host_to_device").inc(job.nbytes)
             self._metrics.transfer_seconds.labels(direction="host_to_device").inc(job.seconds)
-        stored = self._io.poll() if self._io else False
+        stored = [attached.io.poll() for attached in self._attachments()]
+        self._close_ended()
         copied = self._writeback.poll()
-        return bool(done) or stored or copied
+        if self._storage is not None:
+            self._storage.storing.offer_again()
+        return bool(done) or any(stored) or copied
+
+    def _attachments(self) -> list[Attachment]:
+        """The storage attached now, and all of which something is under way."""
+        return [*self._ending, *([] if self._storage is None else [self._storage])]
+
+    def _close_ended(self) -> None:
+        for attached in [each for each in self._ending if each.ended]:
+            self._ending.remove(attached)
+            attached.local.close()
 
     @property
     def copying(self) -> bool:
@@ -278,28 +314,48 @@ class PairedCache:
 
     @property
     def storing(self) -> bool:
-        """Whether pages are on their way to the host or to storage."""
-        return self._writeback.busy
+        """Whether pages are on their way to the host, or to the storage attached now."""
+        return self._writeback.copying or (self._storage is not None and self._storage.storing.busy)
 
     @property
     def busy(self) -> bool:
         """Whether jobs or storage writes are under way."""
-        return bool(self._loading) or self._writeback.busy or (self._prefetcher is not None and self._prefetcher.busy)
+        return self.copying or any(attached.busy for attached in self._attachments())
 
     def store_all(self) -> None:
         """Queues a storage write for every host page that storage lacks (drain). May be called again for those that
         failed; `unstored` says how many there are."""
-        self._writeback.store_all()
+        if self._storage is not None:
+            self._storage.storing.store_all()
 
     @property
     def unstored(self) -> int:
         """Host pages of which storage is not known to hold every half; 0 without storage."""
-        return self._writeback.unstored
+        return 0 if self._storage is None else self._storage.storing.unstored
+
+    @property
+    def storage_state(self) -> StoreState | None:
+        """How the storage attached now is; None without."""
+        return None if self._storage is None else self._storage.local.state
+
+    @property
+    def num_ending(self) -> int:
+        """Storages that were detached and have operations under way."""
+        return len(self._ending)
+
+    def ask_again(self) -> None:
+        """Begins a flush: see `Storing.ask_again`. Nothing without storage."""
+        if self._storage is not None:
+            self._storage.storing.ask_again()
+
+    def flush(self) -> Flush | None:
+        """Goes on with a flush and says how far it is; to be called until it is done. None without storage."""
+        return None if self._storage is None else self._storage.storing.flush()
 
     def close(self) -> None:
         """Stops the tiers; the cache must not be used afterwards."""
-        if self._io:
-            self._io.close()
+        for attached in self._attachments():
+            attached.io.close()
         self._arena.close()
 
     def update_gauges(self) -> None:
@@ -310,7 +366,8 @@ class PairedCache:
         """Counts every page of both tiers exactly once; raises AssertionError otherwise."""
         device = [page for lease in self._leases for page in lease.private_pages()]
         host = self._writeback.taken_host_pages()
-        host += self._prefetcher.taken_host_pages() if self._prefetcher else []
+        for attached in self._attachments():
+            host += attached.prefetcher.taken_host_pages()
         self.index.check_integrity(device_taken=device, host_taken=host)
 
     # ---- parts

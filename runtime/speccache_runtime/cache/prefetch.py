@@ -54,6 +54,8 @@ class Prefetcher:
         self._answer = answer
         self._reading: dict[bytes, _Reading] = {}
         self._patience = Patience()
+        self._open: set[Prefetch] = set()
+        self._ended = False
 
     @property
     def busy(self) -> bool:
@@ -85,6 +87,7 @@ class Prefetcher:
                 self._lookup(keys[first : first + 1], chain.page(first).parent, lambda found: None)
             return None
         prefetch = Prefetch(keys, deadline)
+        self._open.add(prefetch)
         prefetch.pinned = {e.key: e for e in known if e.host is not None}
         self._index.pin_host(prefetch.pinned.values())
         wanted = [chain.page(number) for number in range(first, pages)]
@@ -92,11 +95,20 @@ class Prefetcher:
         return prefetch
 
     def finish(self, prefetch: Prefetch) -> None:
-        """Ends the wait and unpins. What nobody else waits for and is not being read yet will not be."""
+        """Ends the wait and unpins, once. What nobody else waits for and is not being read yet will not be."""
+        if prefetch.closed:
+            return
         prefetch.closed = True
+        self._open.discard(prefetch)
         self._give_up(prefetch, list(prefetch.waiting_for))
         self._index.unpin_host([prefetch.pinned[key] for key in prefetch.keys if key in prefetch.pinned])
         prefetch.pinned = {}
+
+    def end(self) -> None:
+        """Ends all waits: nothing is read any more, and what arrives of what was being read is dropped."""
+        self._ended = True
+        for prefetch in list(self._open):
+            self.finish(prefetch)
 
     def _give_up(self, prefetch: Prefetch, keys: Sequence[bytes]) -> None:
         for key in keys:
@@ -158,6 +170,9 @@ class Prefetcher:
 
     def _arrived(self, page: PageName, draft: bool) -> Callable[[PairRead], None]:
         def then(result: PairRead) -> None:
+            if self._ended:
+                self._index.give_host([self._reading.pop(page.key).host])
+                return
             self._patience.answered(failed=result.target.failed or result.target is Outcome.NOT_ASKED)
             if result.target is Outcome.NOT_ASKED and self._reading[page.key].waiters:
                 self._ask(page, draft)  # wanted again since it was cancelled

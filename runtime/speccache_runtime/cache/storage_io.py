@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from speccache_runtime.cache.pool import HostArena
 from speccache_runtime.cache.storage.outcome import Outcome
-from speccache_runtime.cache.storage.store import PairRead, PairStore, PairWrite, Run
+from speccache_runtime.cache.storage.store import PairRead, PairStore, PairWrite, Run, StoreState
 from speccache_runtime.cache.workers import Workers
 
 _T = TypeVar("_T")
@@ -74,7 +74,9 @@ class _Read:
         self.cancelled = True
 
 
-_CANCELLED = PairRead(Outcome.NOT_ASKED, Outcome.NOT_ASKED)
+_NOTHING_FOUND = Run(0, 0)
+_NOT_READ = PairRead(Outcome.NOT_ASKED, Outcome.NOT_ASKED)
+_NOT_WRITTEN = PairWrite(Outcome.NOT_ASKED, Outcome.NOT_ASKED)
 
 
 class StorageIO:
@@ -88,18 +90,19 @@ class StorageIO:
         self._readers = Workers("storage-read")
         self._writers = Workers("storage-write")
         self._results: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._ending = False
 
     def lookup(self, keys: Sequence[bytes], parent: bytes, then: Callable[[Run], None]) -> None:
-        self._run(self._readers, lambda: self._store.lookup(keys, parent), then, lambda run: False)
+        self._run(self._readers, lambda: self._store.lookup(keys, parent), _NOTHING_FOUND, then, lambda run: False)
 
     def read(self, key: bytes, parent: bytes, host: int, draft: bool, then: Callable[[PairRead], None]) -> Ticket:
         target, half = self._halves(host, draft)
         ticket = _Read()
 
         def work() -> PairRead:
-            return _CANCELLED if ticket.cancelled else self._store.read_pair(key, parent, target, half)
+            return _NOT_READ if ticket.cancelled else self._store.read_pair(key, parent, target, half)
 
-        self._run(self._readers, work, then, lambda read: read.target is Outcome.HIT)
+        self._run(self._readers, work, _NOT_READ, then, lambda read: read.target is Outcome.HIT)
         return ticket
 
     def write(
@@ -115,13 +118,20 @@ class StorageIO:
         self._run(
             self._writers,
             lambda: self._store.write_pair(key, parent, target, half, successors),
+            _NOT_WRITTEN,
             then,
             lambda write: write.target is Outcome.WRITTEN,
         )
 
     def touch(self, key: bytes, parent: bytes, draft: bool, then: Callable[[Outcome], None]) -> None:
         half = draft and self._arena.draft.owned
-        self._run(self._writers, lambda: self._store.touch(key, parent, half), then, lambda outcome: False)
+        self._run(
+            self._writers,
+            lambda: self._store.touch(key, parent, half),
+            Outcome.NOT_ASKED,
+            then,
+            lambda outcome: False,
+        )
 
     def hurry(self) -> None:
         self._store.hurry()
@@ -135,13 +145,19 @@ class StorageIO:
         )
 
     def _run(
-        self, pool: Workers, work: Callable[[], _T], then: Callable[[_T], None], usual: Callable[[_T], bool]
+        self,
+        pool: Workers,
+        work: Callable[[], _T],
+        not_done: _T,
+        then: Callable[[_T], None],
+        usual: Callable[[_T], bool],
     ) -> None:
-        """`usual` tells results of whole pages moved from others."""
+        """`not_done` is the result when `work` is not begun before the end; `usual` tells results of whole pages moved
+        from others."""
 
         def job() -> bool:
             try:
-                result = work()
+                result = not_done if self._ending else work()
             except BaseException as error:  # noqa: BLE001 - a bug in the store must stop the engine, not a thread
                 failure = error
 
@@ -166,6 +182,24 @@ class StorageIO:
                 return any_done
             callback()
             any_done = True
+
+    def end(self) -> None:
+        """Begins no operation any more: those that wait get the answer that they were not done. `close` it when it has
+        `ended`; `poll` until then."""
+        self._ending = True
+        for job in [*self._readers.close(), *self._writers.close()]:
+            job()
+        self._store.end()
+
+    @property
+    def ended(self) -> bool:
+        """Whether, after `end`, every operation has, and was answered by `poll`."""
+        return self._readers.idle and self._writers.idle and self._store.ended and self._results.empty()
+
+    @property
+    def state(self) -> StoreState:
+        """How the store is now."""
+        return self._store.state
 
     def close(self) -> None:
         self._readers.close()

@@ -10,10 +10,11 @@ from speccache_runtime.metrics import Metrics
 
 
 class StorageMetrics:
-    """A `StorageObserver` that counts."""
+    """A `StorageObserver` that counts: one for each store, so that one that is not used any more sets no gauge."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
+        self._ended = False
 
     def on_operation(self, operation: Operation, half: Half, outcome: Outcome, seconds: float, nbytes: int) -> None:
         """Counts the operation, its bytes and its time."""
@@ -32,10 +33,13 @@ class StorageMetrics:
 
     def on_breaker(self, direction: Operation, state: BreakerState) -> None:
         """Shows whether the breaker lets operations through."""
-        self._metrics.storage_breaker_open.labels(operation=direction).set(state is not BreakerState.CLOSED)
+        if not self._ended:
+            self._metrics.storage_breaker_open.labels(operation=direction).set(state is not BreakerState.CLOSED)
 
     def on_usage(self, nbytes: int, objects: int, capacity: int | None) -> None:
         """Shows how full storage is."""
+        if self._ended:
+            return
         self._metrics.storage_used_bytes.set(nbytes)
         self._metrics.storage_objects.set(objects)
         if capacity is not None:
@@ -45,3 +49,15 @@ class StorageMetrics:
         """Counts what was removed."""
         self._metrics.storage_swept_pages.inc(pages)
         self._metrics.storage_swept_bytes.inc(nbytes)
+
+    def on_end(self) -> None:
+        """Leaves the gauges as they are without storage."""
+        self._ended = True
+        for direction in (Operation.READ, Operation.WRITE):
+            self._metrics.storage_breaker_open.labels(operation=direction).set(0)
+        for gauge in (
+            self._metrics.storage_used_bytes,
+            self._metrics.storage_objects,
+            self._metrics.storage_capacity_bytes,
+        ):
+            gauge.set(0)

@@ -81,12 +81,20 @@ class Workers:
             self._jobs.append(job)
             self._use_threads()
 
-    def close(self) -> None:
-        """Drops the jobs that have not begun and ends the threads; does not wait for one that hangs."""
+    def close(self) -> list[Callable[[], bool]]:
+        """Ends the threads, without waiting for one that hangs. Returns the jobs that have not begun: none will."""
         with self._changed:
+            left = list(self._jobs)
             self._jobs.clear()
             self._closed = True
             self._changed.notify_all()
+        return left
+
+    @property
+    def idle(self) -> bool:
+        """Whether no job runs or waits."""
+        with self._changed:
+            return not (self._jobs or self._running)
 
     def _use_threads(self) -> None:
         """Wakes or makes threads for the jobs that may begin, and one more while jobs wait: it looks whether those that

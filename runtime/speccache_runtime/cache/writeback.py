@@ -1,4 +1,4 @@
-"""Write-through: every published page is copied to the host, and from there to storage, as a pair.
+"""Write-through: every published page is copied to the host, and from there to storage (`storing`), as a pair.
 
     published ──backup job──▶ host page attached ──storage write──▶ stored
         │                         │
@@ -12,24 +12,12 @@ A page that could not be copied is a later miss, never a loss: each is counted w
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from speccache_runtime.cache.index import Entry, Index
-from speccache_runtime.cache.storage.outcome import Outcome
-from speccache_runtime.cache.storage.store import PairWrite
-from speccache_runtime.cache.storage_io import Storage
 from speccache_runtime.cache.transfer import Job, Move, Transfer
 from speccache_runtime.metrics import Metrics
-
-TOUCH_S = 3600.0
-"""How often storage is told that a page is in use."""
-
-REFUSED_S = 5.0
-REFUSED_PAGES = 64
-"""Pages that storage did not take are offered again: so many, so often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,39 +44,27 @@ class _Copy:
 
 
 class Writeback:
-    """Copies published pages down the tiers. Engine thread only."""
+    """Copies published pages to the host. Engine thread only."""
 
-    def __init__(self, index: Index, transfer: Transfer, io: Storage | None, metrics: Metrics) -> None:
+    def __init__(self, index: Index, transfer: Transfer, metrics: Metrics, on_host: Callable[[Entry], None]) -> None:
+        """`on_host` is told of each page that has landed."""
         self._index = index
         self._transfer = transfer
-        self._io = io
+        self._on_host = on_host
         self._metrics = metrics
         self._jobs: list[tuple[Job, list[_Copy]]] = []
         self._copying: set[Entry] = set()
         self._late: set[Entry] = set()
         """Pages whose draft half came while they were copied, read or written."""
-        self._refused: dict[Entry, None] = {}
-        """Pages that storage has not taken, those first that were offered longest ago."""
-        self._try_again = 0.0
-        self._writing = 0
-        self._draining = False
-        self._max_writing = max(64, index.host.total // 4)
 
     @property
     def copying(self) -> bool:
         """Whether a copy to the host is under way."""
         return bool(self._jobs)
 
-    @property
-    def busy(self) -> bool:
-        """Whether a copy or a storage write is under way."""
-        return bool(self._jobs) or self._writing > 0
-
     def taken_host_pages(self) -> list[int]:
         """Host pages that backup jobs own, for the integrity check."""
         return [copy.page for _, copies in self._jobs for copy in copies if copy.entry.host is None]
-
-    # ---- device -> host
 
     def backup(self, wanted: Sequence[Wanted]) -> None:
         """Copies device halves that the host lacks, in one job; fresh pages without room are dropped and counted."""
@@ -119,7 +95,7 @@ class Writeback:
         return copies
 
     def poll(self) -> bool:
-        """Completes finished copies and queues their storage writes; True if there were any."""
+        """Completes finished copies; True if there were any."""
         done = [item for item in self._jobs if item[0].done()]
         for item in done:
             self._jobs.remove(item)
@@ -129,7 +105,6 @@ class Writeback:
             for copy in copies:
                 self._landed(copy)
         self._follow_up()
-        self._offer_again()
         return bool(done)
 
     def _landed(self, copy: _Copy) -> None:
@@ -141,7 +116,7 @@ class Writeback:
             entry.draft_on_host = True
             self._index.unpin_host([entry])
         self._index.unpin_device([entry])
-        self.store(entry)
+        self._on_host(entry)
 
     def _follow_up(self) -> None:
         """Copies draft halves that came while their pages were busy."""
@@ -150,84 +125,6 @@ class Writeback:
         missing = [entry for entry in free if draft_missing(entry)]
         if missing:
             self.backup([Wanted(missing, [], ())])
-
-    # ---- host -> storage
-
-    def note_use(self, entries: Iterable[Entry]) -> None:
-        """Tells storage that these pages are in use, of each at most once in TOUCH_S; what is gone is written again."""
-        if self._io is None:
-            return
-        now = time.monotonic()
-        for entry in entries:
-            if entry.stored_target and now - entry.stored_used > TOUCH_S:
-                entry.stored_used = now
-                self._io.touch(entry.key, entry.parent, entry.stored_draft, self._touched(entry))
-
-    def _touched(self, entry: Entry) -> Callable[[Outcome], None]:
-        def then(outcome: Outcome) -> None:
-            if outcome is Outcome.MISS:
-                entry.stored_target = entry.stored_draft = False
-                self.store(entry)
-
-        return then
-
-    def _offer_again(self) -> None:
-        """Offers some of the pages to storage again that it has refused, every now and then."""
-        if not self._refused or time.monotonic() < self._try_again:
-            return
-        self._try_again = time.monotonic() + REFUSED_S
-        for entry in list(islice(self._refused, REFUSED_PAGES)):
-            del self._refused[entry]
-            if _unstored(entry):
-                self._refused[entry] = None
-                self.store(entry)
-
-    def store(self, entry: Entry) -> None:
-        """Writes the halves on the host that storage is not known to hold."""
-        if self._io is None or not _unstored(entry):
-            return
-        if self._writing >= self._max_writing and not self._draining:
-            self._metrics.dropped_pages.labels(reason="write_backlog").inc()
-            return
-        assert entry.host is not None
-        draft = entry.draft_on_host and not entry.stored_draft
-        self._index.pin_host([entry])
-        self._writing += 1
-        self._io.write(entry.key, entry.parent, entry.host, draft, entry.successors, self._written(entry))
-
-    def _written(self, entry: Entry) -> Callable[[PairWrite], None]:
-        def then(result: PairWrite) -> None:
-            self._writing -= 1
-            self._index.unpin_host([entry])
-            entry.stored_target = entry.stored_target or result.target.stored
-            entry.stored_draft = entry.stored_draft or result.draft.stored
-            if result.target is Outcome.WRITTEN:
-                entry.stored_used = time.monotonic()
-            if not (result.target.failed or result.draft.failed):
-                self._refused.pop(entry, None)
-            elif not self._draining and entry not in self._refused:
-                reason = "storage_full" if Outcome.FULL in (result.target, result.draft) else "storage_write"
-                self._metrics.dropped_pages.labels(reason=reason).inc()
-                if not self._refused:
-                    self._try_again = time.monotonic() + REFUSED_S
-                self._refused[entry] = None
-
-        return then
-
-    @property
-    def unstored(self) -> int:
-        """Pages on the host of which storage is not known to hold every half."""
-        return 0 if self._io is None else sum(_unstored(entry) for entry in self._index.entries())
-
-    def store_all(self) -> None:
-        """Queues every host page that storage lacks, however many are waiting. What fails from here on is not counted
-        as dropped: it can be tried again, and whoever ends this says what is left."""
-        if self._io is None:
-            return
-        self._draining = True
-        self._io.hurry()
-        for entry in list(self._index.entries()):
-            self.store(entry)
 
 
 def draft_missing(entry: Entry) -> bool:
@@ -238,8 +135,3 @@ def draft_missing(entry: Entry) -> bool:
 def _device_page(entry: Entry) -> int:
     assert entry.device is not None
     return entry.device
-
-
-def _unstored(entry: Entry) -> bool:
-    """Whether a half on the host is not known to be in storage."""
-    return entry.host is not None and (not entry.stored_target or (entry.draft_on_host and not entry.stored_draft))

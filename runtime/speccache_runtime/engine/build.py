@@ -11,7 +11,7 @@ from speccache_runtime.config import EngineConfig
 from speccache_runtime.core import Limits, Output
 from speccache_runtime.engine.engine import Engine
 from speccache_runtime.engine.parallel.leader import LeadRunner, Ranks
-from speccache_runtime.engine.parts import Parts, load
+from speccache_runtime.engine.parts import Parts, Stores, load
 from speccache_runtime.engine.runner import Timer, untimed
 from speccache_runtime.engine.warmup import warm_up
 from speccache_runtime.metrics import Metrics
@@ -20,11 +20,13 @@ from speccache_runtime.model.collective import ALONE
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A ready engine and what its clients must know. `close` ends the tiers and the other ranks."""
+    """A ready engine and what its clients must know; `stores` opens another storage for it. `close` ends the tiers and
+    the other ranks."""
 
     engine: Engine
     limits: Limits
     ranks: Ranks | None
+    stores: Stores
 
     def close(self) -> None:
         """Frees everything; the engine must not be used afterwards."""
@@ -86,9 +88,10 @@ def _assemble(
         draft=draft.facts if draft else None,
         lookup=draft.lookup if draft else None,
     )
+    assert parts.stores is not None, "rank 0 keeps halves in storage, if there is storage"
     facts = parts.target.facts
     max_context = min(facts.max_positions, parts.pool.num_pages * config.page_size)
-    return Built(engine, Limits(max_context, facts.vocab_size, parts.target.eos_token_ids), ranks)
+    return Built(engine, Limits(max_context, facts.vocab_size, parts.target.eos_token_ids), ranks, parts.stores)
 
 
 def _missing_draft(config: EngineConfig) -> MissingDraft:

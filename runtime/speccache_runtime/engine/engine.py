@@ -8,6 +8,7 @@ from collections.abc import Sequence as Seq
 from typing import Protocol
 
 from speccache_api.drafts import Draft
+from speccache_runtime.cache.keys import salted_root
 from speccache_runtime.cache.lease import Lease
 from speccache_runtime.cache.paired import PairedCache
 from speccache_runtime.core import Finish, Output, Request
@@ -76,7 +77,7 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Queues a request and starts to fetch its prefix from storage."""
-        lease = Lease(self.cache.page_size)
+        lease = Lease(self.cache.page_size, salted_root(request.salt))
         prefetch = self.cache.prefetch(lease, request.prompt)
         seq = Sequence(request, lease, prefetch, time.monotonic())
         self._sequences[request.request_id] = seq

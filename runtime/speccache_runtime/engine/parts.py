@@ -16,10 +16,11 @@ from speccache_api.geometry import KVGeometry, ModelFacts
 from speccache_runtime.cache.loads import Loads
 from speccache_runtime.cache.pool import KVPool, PoolShape
 from speccache_runtime.cache.storage.capacity.keeper import Keeper
+from speccache_runtime.cache.storage.codec import HEADER_SIZE
 from speccache_runtime.cache.storage.registry import open_backend
 from speccache_runtime.cache.storage.store import PairStore
 from speccache_runtime.cache.storage_metrics import StorageMetrics
-from speccache_runtime.config import EngineConfig
+from speccache_runtime.config import EngineConfig, StorageConfig
 from speccache_runtime.engine.runner import Runner, Timer, untimed
 from speccache_runtime.errors import ConfigError, ModelError
 from speccache_runtime.metrics import Metrics
@@ -32,13 +33,51 @@ from speccache_runtime.tensors import TORCH_DTYPES
 
 
 @dataclass(frozen=True, slots=True)
+class Stores:
+    """Opens stores of the halves that one rank keeps in storage, and knows all that is the same in any storage. A half
+    that is not kept has no namespace and 0 bytes."""
+
+    fingerprint: str
+    target_namespace: bytes | None
+    draft_namespace: bytes | None
+    target_bytes: int
+    draft_bytes: int
+    sweeps: bool
+    """Whether this rank keeps storage at its size: one of the replica's."""
+    metrics: Metrics
+
+    @property
+    def pair_bytes(self) -> int:
+        """What one page takes in storage, both halves with their headers."""
+        halves = [size for size in (self.target_bytes, self.draft_bytes) if size]
+        return sum(HEADER_SIZE + size for size in halves)
+
+    def open(self, storage: StorageConfig) -> PairStore:
+        """Opens and probes it. Raises StorageError in one line with the remedy."""
+        backend = open_backend(storage.target)
+        observer = StorageMetrics(self.metrics)
+        return PairStore(
+            backend,
+            self.fingerprint,
+            self.target_namespace,
+            self.draft_namespace,
+            self.target_bytes,
+            self.draft_bytes,
+            observer,
+            keeper=Keeper(backend, self.fingerprint, storage.capacity_bytes, observer, sweeps=self.sweeps),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Parts:
-    """What one rank computes with. `draft` is None without speculation, `store` without storage."""
+    """What one rank computes with. `draft` is None without speculation, `store` without storage; `stores` opens
+    another, and is None where this rank keeps nothing in storage."""
 
     target: Target
     pool: KVPool
     draft: ReadyDraft | None
     store: PairStore | None
+    stores: Stores | None
 
     @property
     def draft_pool(self) -> KVPool | None:
@@ -73,6 +112,7 @@ class Loaded:
     shape: PoolShape
     draft_shape: PoolShape | None
     store: PairStore | None
+    stores: Stores | None
     device: torch.device
     most_pages: int
 
@@ -80,7 +120,7 @@ class Loaded:
         """The whole, with pools of `pages` pages: the same number on every rank."""
         draft_pool = KVPool(self.draft_shape, pages, self.device) if self.draft_shape else None
         draft = _ready_draft(self.algorithm, self.model, draft_pool)
-        return Parts(self.target, KVPool(self.shape, pages, self.device), draft, self.store)
+        return Parts(self.target, KVPool(self.shape, pages, self.device), draft, self.store, self.stores)
 
 
 def load(config: EngineConfig, ranks: Collective, metrics: Metrics) -> Loaded:
@@ -93,9 +133,10 @@ def load(config: EngineConfig, ranks: Collective, metrics: Metrics) -> Loaded:
     shape = _shape("target", target.facts, config.target_geometry, config)
     draft_shape = None if model is None else _shape("draft", model.facts, config.draft_geometry, config)
     shapes = [shape, draft_shape] if draft_shape else [shape]
-    store = _open_store(config, ranks, target.facts, model.facts if model else None, shapes, metrics)
+    stores = _stores(config, ranks, target.facts, model.facts if model else None, shapes, metrics)
+    store = stores.open(config.storage) if stores is not None and config.storage is not None else None
     pages = _device_pages(config, device, sum(s.layout.page_bytes for s in shapes))
-    return Loaded(config.algorithm, target, model, shape, draft_shape, store, device, pages)
+    return Loaded(config.algorithm, target, model, shape, draft_shape, store, stores, device, pages)
 
 
 def device_of(config: EngineConfig, rank: int) -> torch.device:
@@ -166,18 +207,18 @@ def _device_pages(config: EngineConfig, device: torch.device, pair_bytes: int) -
     return pages
 
 
-def _open_store(
+def _stores(
     config: EngineConfig,
     ranks: Collective,
     target: ModelFacts,
     draft: ModelFacts | None,
     shapes: Sequence[PoolShape],
     metrics: Metrics,
-) -> PairStore | None:
-    """The store of the halves that this rank keeps in storage: its own, and on rank 0 those that ranks share. None
-    without a storage tier, or if there are no such halves."""
+) -> Stores | None:
+    """Opens stores of the halves that this rank keeps in storage: its own, and on rank 0 those that ranks share. None
+    if there are no such halves."""
     kept = [shape.layout.page_bytes if ranks.rank == 0 or not shape.geometry.shared else 0 for shape in shapes]
-    if config.storage is None or not any(kept):
+    if not any(kept):
         return None
     target_bytes, draft_bytes = kept if draft else (*kept, 0)
     digest = fingerprint(target.identity, config.kv_dtype, config.page_size)
@@ -186,17 +227,12 @@ def _open_store(
     if draft is not None and draft_bytes:
         shard = draft.geometry.shard(ranks.rank, ranks.size)
         drafts = draft_namespace(digest, shard, draft.identity, DRAFTS[config.algorithm].lookahead)
-    backend = open_backend(config.storage.target)
-    observer = StorageMetrics(metrics)
-    keeper = Keeper(backend, digest, config.storage.capacity_bytes, observer, sweeps=ranks.rank == 0)
-    keeper.start()
-    return PairStore(
-        backend,
+    return Stores(
         digest,
         bytes.fromhex(targets) if target_bytes else None,
         bytes.fromhex(drafts) if drafts else None,
         target_bytes,
         draft_bytes,
-        observer,
-        keeper=keeper,
+        sweeps=ranks.rank == 0,
+        metrics=metrics,
     )

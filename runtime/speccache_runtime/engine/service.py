@@ -11,17 +11,23 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry
 
+from speccache_runtime.cache.paired import PairedCache
 from speccache_runtime.config import EngineConfig
 from speccache_runtime.core import Finish, Limits, Output, Request, Usage
+from speccache_runtime.engine.administration import StorageAdministration
 from speccache_runtime.engine.build import Built, build_engine
 from speccache_runtime.errors import Draining, Overloaded
 from speccache_runtime.metrics import Metrics
 
 logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 _IDLE_WAIT_S = 0.5
 """Longest sleep of the idle engine thread; it is woken earlier by requests and finished transfers."""
@@ -46,6 +52,29 @@ class _Abort:
     finish: Finish
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """Work of another thread's to be done between two steps."""
+
+    work: Callable[[PairedCache], Any]
+    done: Future[Any]
+
+    def run(self, cache: PairedCache) -> None:
+        if not self.done.set_running_or_notify_cancel():
+            return
+        try:
+            result = self.work(cache)
+        except BaseException as error:  # noqa: BLE001 - raised again where the result is read
+            self.done.set_exception(error)
+        else:
+            self.done.set_result(result)
+
+    def refuse(self, error: str) -> None:
+        """Nobody will do it."""
+        if self.done.set_running_or_notify_cancel():
+            self.done.set_exception(Draining(error, retry_after=1))
+
+
 class EngineService:
     """The engine as the server sees it. All methods but `start` may be called from any thread."""
 
@@ -53,7 +82,7 @@ class EngineService:
         self.config = config
         self._metrics = Metrics(registry)
         self._wakeup = threading.Condition()
-        self._inbox: list[Request | _Abort] = []
+        self._inbox: list[Request | _Abort | _Call] = []
         self._clients: dict[str, tuple[Request, Callable[[Output], None]]] = {}
         self._pending = False
         self._draining = False
@@ -66,6 +95,7 @@ class EngineService:
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         self._built: Built | None = None
+        self._storage: StorageAdministration | None = None
         self._beat: float | None = None
         self.failed: str | None = None
 
@@ -73,7 +103,8 @@ class EngineService:
 
     def start(self) -> None:
         """Loads the models and starts the engine thread. Blocks; raises SpecCacheError when it cannot serve."""
-        self._built = build_engine(self.config, self._metrics, self._emit, self._wake)
+        built = self._built = build_engine(self.config, self._metrics, self._emit, self._wake)
+        self._storage = StorageAdministration(self, built.stores, self.config.storage, self.config.tensor, self._over)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -162,6 +193,25 @@ class EngineService:
             self._inbox.append(_Abort(request_id, finish))
             self._notify()
 
+    # ---- storage
+
+    @property
+    def storage(self) -> StorageAdministration:
+        """How the storage tier is looked at and changed: valid after `start`, and until a drain begins, which writes to
+        what is attached."""
+        assert self._storage is not None
+        return self._storage
+
+    def between_steps(self, work: Callable[[PairedCache], _T]) -> Future[_T]:
+        """Has `work` done on the engine thread between two steps. Raises Draining once a drain has begun."""
+        call = _Call(work, Future())
+        with self._wakeup:
+            if self.failed is not None or self._draining or self._stopping:
+                raise Draining(self.failed or "this replica is shutting down", retry_after=1)
+            self._inbox.append(call)
+            self._notify()
+        return call.done
+
     def _abort_all(self) -> int:
         with self._wakeup:
             self._inbox += [_Abort(request_id, Finish.ABORT) for request_id in self._clients]
@@ -218,7 +268,10 @@ class EngineService:
         assert self._built is not None
         with self._wakeup:
             self._stopping = True
-            self._inbox = []
+            inbox, self._inbox = self._inbox, []
+        for item in inbox:
+            if isinstance(item, _Call):
+                item.refuse(error)
         self._built.engine.fail_all(error)
         for request, _ in list(self._clients.values()):
             self._emit(Output(request.request_id, (), Finish.ERROR, Usage(len(request.prompt), 0), error))
@@ -231,6 +284,8 @@ class EngineService:
         for item in inbox:
             if isinstance(item, Request):
                 self._built.engine.add(item)
+            elif isinstance(item, _Call):
+                item.run(self._built.engine.cache)
             else:
                 self._built.engine.abort(item.request_id, item.finish)
 

@@ -32,17 +32,30 @@ def create_app(
     whose `draining` the process sets when it is told to end.
     """
     app = FastAPI(title="SpecCache", docs_url=None, redoc_url=None, openapi_url=None)
-    state = ServerState(engine, tokenizer, config.served_name, int(time.time()), config.max_requests, per_token)
+    state = ServerState(
+        engine,
+        tokenizer,
+        config.served_name,
+        int(time.time()),
+        config.max_requests,
+        per_token,
+        require_salt=config.require_cache_salt,
+    )
     app.state.server = state
     app.include_router(completion_routes(state))
     _add_models(app, state)
     _add_probes(app, state)
     _add_metrics(app, registry)
+    add_error_answers(app)
+    return app
+
+
+def add_error_answers(app: FastAPI) -> None:
+    """One shape for every error."""
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientDisconnect, _on_client_gone)
     app.add_exception_handler(Exception, _on_unexpected)
-    return app
 
 
 def _add_models(app: FastAPI, state: ServerState) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -66,19 +68,33 @@ def memory_table(memory: MemoryPlan) -> str:
 def _serve(config: EngineConfig) -> None:
     set_up_logging()
     _wait_without_spinning()
-    with listen(config.host, config.port) as listener:
+    with contextlib.ExitStack() as sockets:
+        listener = sockets.enter_context(listen(config.host, config.port))
+        admin_listener = _listen_for_admin(config, sockets)
         with early_answers(listener):
             # Only once everything else is known to be right.
             with timed(say, "importing torch and transformers"), large_imports():
                 from speccache_runtime.engine.service import EngineService
                 from speccache_runtime.model.tokenizer import Tokenizer
                 from speccache_runtime.server.lengths import characters_per_token
-                from speccache_runtime.server.run import serve
+                from speccache_runtime.server.run import AdminPort, serve
             with timed(say, f"reading the tokenizer of {config.target_uri}"):
                 tokenizer = Tokenizer.from_dir(config.target_path)
                 per_token = characters_per_token(tokenizer.backend)
         registry = CollectorRegistry()
-        serve(listener, EngineService(config, registry), tokenizer, config, registry, say, per_token)
+        engine = EngineService(config, registry)
+        admin = None
+        if config.admin is not None and admin_listener is not None:
+            admin = AdminPort(admin_listener, config.admin, lambda: engine.storage)
+        serve(listener, engine, tokenizer, config, registry, say, per_token, admin)
+
+
+def _listen_for_admin(config: EngineConfig, sockets: contextlib.ExitStack) -> socket.socket | None:
+    """The admin port's socket, if there is such a port. Nobody is answered there before the libraries are imported."""
+    if config.admin is None:
+        return None
+    remedy = "the admin port must be free, and another one than the server's"
+    return sockets.enter_context(listen(config.host, config.admin.port, remedy))
 
 
 def _wait_without_spinning() -> None:

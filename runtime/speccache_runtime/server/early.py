@@ -22,8 +22,8 @@ MAX_READ_BYTES = 2**20
 """Of a body that is not used: a client whose body is left unread may not see its answer."""
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket that never blocks; port 0 takes a free one. Raises ConfigError."""
+def listen(host: str, port: int, remedy: str = "choose another --port") -> socket.socket:
+    """A listening socket that never blocks; port 0 takes a free one. Raises ConfigError with the `remedy`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -34,7 +34,7 @@ def listen(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         listener.close()
         reason = error.strerror if isinstance(error, OSError) else None
-        raise ConfigError(f"cannot listen on {host} port {port}: {reason or error}; choose another --port") from error
+        raise ConfigError(f"cannot listen on {host} port {port}: {reason or error}; {remedy}") from error
     return listener
 
 

@@ -2,7 +2,7 @@
 
 A field that OpenAI defines and this server does not serve may still be sent with the value that asks for nothing
 (`n: 1`, `logit_bias: {}`, `null`), because client libraries fill such defaults in. Any other value is refused with the
-field's name, and so is a field that OpenAI does not define.
+field's name, and so is a field that OpenAI does not define, but for `cache_salt`, which vLLM has too.
 
 pydantic checks strictly: a number in quotes is not a number, and NaN is not a temperature.
 """
@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
+from speccache_runtime.errors import unicode_fault
 from speccache_runtime.server.body import json_object
 from speccache_runtime.server.errors import bad_field, from_validation
 
@@ -23,6 +24,9 @@ MAX_STOPS = 4
 
 MAX_STOP_LENGTH = 1024
 """Characters of one stop string; the search for it costs its length for every new token."""
+
+MAX_SALT_LENGTH = 512
+"""Characters of `cache_salt`: enough for any token or digest."""
 
 _NEUTRAL_BOTH: Mapping[str, tuple[object, ...]] = {
     "n": (1,),
@@ -118,6 +122,18 @@ def _stop(value: object) -> tuple[str, ...]:
     return tuple(stops)
 
 
+def _salt(value: object) -> str | None:
+    """The value never stands in a message: who knows a salt can ask for what its owner has cached."""
+    if value is None:
+        return None
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_SALT_LENGTH:
+        raise _fail(f"must be a string of 1 to {MAX_SALT_LENGTH} characters")
+    fault = unicode_fault(value)
+    if fault is not None:
+        raise _fail(fault)
+    return value
+
+
 def _text(value: object) -> str:
     """A message's content as one string; several text parts are joined as they are."""
     if isinstance(value, str):
@@ -164,6 +180,7 @@ class GenerationBody(_Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
+    cache_salt: Annotated[str | None, BeforeValidator(_salt), Field(repr=False)] = None
 
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> GenerationBody:
@@ -176,6 +193,16 @@ class GenerationBody(_Body):
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+    def check_salt(self) -> None:
+        """Raises ApiError (400) without a `cache_salt`."""
+        if self.cache_salt is None:
+            raise bad_field(
+                "cache_salt",
+                "cache_salt: this server serves no request without one; send a secret string of your own, the same "
+                "with every request that may share cached pages",
+                "missing_required_parameter",
+            )
 
     @property
     def new_tokens(self) -> int | None:

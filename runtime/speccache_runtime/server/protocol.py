@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from speccache_runtime.config import StorageConfig
 from speccache_runtime.core import Finish, Limits, Output, Request
+from speccache_runtime.engine.storage_report import Flushed, StorageReport
 
 
 class Engine(Protocol):
@@ -61,6 +63,28 @@ class Engine(Protocol):
 
     def stop(self) -> None:
         """End the engine thread and free the model. Safe to call twice and after a failed start."""
+        ...
+
+
+class StorageAdmin(Protocol):
+    """The storage tier as the admin port sees it (`engine.administration.StorageAdministration`). Every method blocks,
+    may be called from any thread, and raises Unavailable when it is not the time."""
+
+    def report(self) -> StorageReport:
+        """What is attached, and how it is."""
+        ...
+
+    def attach(self, storage: StorageConfig) -> None:
+        """Put `storage` in the place of what is attached. Raises StorageError, BadRequest or Conflict; then nothing has
+        changed."""
+        ...
+
+    def detach(self) -> None:
+        """Use no storage from here on. Raises Conflict."""
+        ...
+
+    def flush(self, timeout: float) -> Flushed:
+        """Write all that storage lacks, within `timeout` seconds. Raises Conflict without storage."""
         ...
 
 

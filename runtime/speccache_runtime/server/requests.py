@@ -25,7 +25,7 @@ def make_request(request_id: str, body: GenerationBody, prompt: Sequence[int], l
         seed=secrets.randbits(63) if body.seed is None else body.seed,
         stop_token_ids=limits.eos_token_ids,
     )
-    return Request(request_id=request_id, prompt=tuple(prompt), params=params)
+    return Request(request_id=request_id, prompt=tuple(prompt), params=params, salt=body.cache_salt)
 
 
 def _default_tokens(body: GenerationBody, room: int) -> int:

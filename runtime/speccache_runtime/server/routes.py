@@ -71,6 +71,8 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 
 async def _respond(state: ServerState, request: Request, body: GenerationBody, answer: Answer) -> Response:
+    if state.require_salt:
+        body.check_salt()
     state.check_ready()
     try:
         generation = await _submit(state, request, body, answer.id)

@@ -9,27 +9,28 @@ stop       open connections close; exit code 0. A second signal at any time: exi
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import os
 import signal
 import socket
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from speccache_runtime.config import EngineConfig
+from speccache_runtime.config import AdminConfig, EngineConfig
 from speccache_runtime.errors import EngineFailed
+from speccache_runtime.server.admin import create_admin_app
 from speccache_runtime.server.app import create_app
 from speccache_runtime.server.lengths import ASSUMED_CHARACTERS
-from speccache_runtime.server.protocol import Engine, Tokenizer
+from speccache_runtime.server.protocol import Engine, StorageAdmin, Tokenizer
 from speccache_runtime.server.state import ServerState
+from speccache_runtime.server.threads import in_thread
 from speccache_runtime.server.words import Say, timed
 
 EXIT_INTERRUPTED = 130
@@ -41,7 +42,8 @@ SAME_SIGNAL_SECONDS = 0.3
 CLOSE_SECONDS = 5
 """What slow readers get to take the rest of their answer after the engine has finished."""
 
-_Result = TypeVar("_Result")
+LIFE = "engine-life"
+"""Name of the threads that wait for the engine."""
 
 
 def serve(
@@ -52,23 +54,37 @@ def serve(
     registry: CollectorRegistry,
     say: Say,
     per_token: int = ASSUMED_CHARACTERS,
+    admin: AdminPort | None = None,
 ) -> None:
     """Serve on `listener` until told to end. Owns `engine`: starts it, drains it and stops it.
 
-    `per_token` is the most characters that one token of `tokenizer` stands for; longer text is refused unseen.
+    `per_token` is the most characters that one token of `tokenizer` stands for; longer text is refused unseen. `admin`
+    is served beside it, on its own port.
 
     Raises what `engine.start` raises, and EngineFailed. Told to end before the model is loaded, it ends the process
     with code 0: the thread that loads is in the middle of compiled code, which an orderly end of the interpreter would
     tear down.
     """
     app = create_app(engine, tokenizer, config, registry, per_token)
+    ports = [(listener, app)]
+    if admin is not None:
+        ports.append((admin.listener, create_admin_app(app.state.server, admin.storage, admin.config, config.storage)))
     try:
-        loaded = asyncio.run(_Process(engine, app, config, say).run(listener))
+        loaded = asyncio.run(_Process(engine, app.state.server, config, say).run(ports))
     finally:
         engine.stop()
     if not loaded:
         sys.stdout.flush()
         os._exit(0)
+
+
+@dataclass(frozen=True, slots=True)
+class AdminPort:
+    """Where the admin port listens, and what it administrates."""
+
+    listener: socket.socket
+    config: AdminConfig
+    storage: Callable[[], StorageAdmin]
 
 
 class _UvicornServer(uvicorn.Server):
@@ -80,47 +96,39 @@ class _UvicornServer(uvicorn.Server):
 
 
 class _Process:
-    def __init__(self, engine: Engine, app: FastAPI, config: EngineConfig, say: Say) -> None:
+    def __init__(self, engine: Engine, state: ServerState, config: EngineConfig, say: Say) -> None:
         self._engine = engine
         self._config = config
         self._say = say
-        self._state: ServerState = app.state.server
-        self._server = _UvicornServer(
-            uvicorn.Config(
-                app,
-                lifespan="off",
-                ws="none",
-                access_log=False,
-                log_config=None,
-                server_header=False,
-                timeout_graceful_shutdown=CLOSE_SECONDS,
-            )
-        )
+        self._state = state
         self._ending = asyncio.Event()
         self._first_signal: float | None = None
 
-    async def run(self, listener: socket.socket) -> bool:
-        """False when the process was told to end before the model was loaded."""
+    async def run(self, ports: Sequence[tuple[socket.socket, FastAPI]]) -> bool:
+        """Serves the applications, each on its port; the first is the one that is announced. False when the process was
+        told to end before the model was loaded."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        serving = asyncio.create_task(self._server.serve(sockets=[listener]))
+        servers = [(_server(app), listener) for listener, app in ports]
+        serving = [asyncio.create_task(server.serve(sockets=[listener])) for server, listener in servers]
         ending = asyncio.create_task(self._ending.wait())
         try:
             loaded = await self._load(ending)
             if loaded:
-                self._announce(listener)
+                self._announce(ports[0][0])
                 await self._until_told_or_failed(ending)
                 await self._drain()
         finally:
             ending.cancel()
-            self._server.should_exit = True
-            await serving
+            for server, _ in servers:
+                server.should_exit = True
+            await asyncio.gather(*serving)
         return loaded
 
     async def _until_told_or_failed(self, ending: asyncio.Task[bool]) -> None:
         """Raises EngineFailed; a process without an engine serves nobody, and a new one may."""
-        over = _in_thread(self._engine.wait_over)
+        over = in_thread(self._engine.wait_over, LIFE)
         either: set[asyncio.Future[Any]] = {over, ending}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not ending.done():
@@ -141,7 +149,7 @@ class _Process:
         names = dict.fromkeys([self._config.target_uri, *filter(None, [self._config.draft_uri])])
         self._say(f"loading {' and '.join(names)} … ")
         begun = time.monotonic()
-        loading = _in_thread(self._engine.start)
+        loading = in_thread(self._engine.start, LIFE)
         either: set[asyncio.Future[Any]] = {loading, ending}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
@@ -163,27 +171,25 @@ class _Process:
     async def _drain(self) -> None:
         self._state.draining = True
         with timed(self._say, "draining: finishing running requests, then writing pages to storage"):
-            await _in_thread(lambda: self._engine.drain(self._config.request_timeout, self._config.flush_timeout))
+            await in_thread(lambda: self._engine.drain(self._config.request_timeout, self._config.flush_timeout), LIFE)
+
+
+def _server(app: FastAPI) -> _UvicornServer:
+    return _UvicornServer(
+        uvicorn.Config(
+            app,
+            lifespan="off",
+            ws="none",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            timeout_graceful_shutdown=CLOSE_SECONDS,
+        )
+    )
 
 
 def curl_line(host: str, port: int, config: EngineConfig) -> str:
     """A request to copy into a shell."""
-    body = f'{{"model": "{config.served_name}", "prompt": "def main():", "max_tokens": 64}}'
+    salt = ', "cache_salt": "a secret of yours"' if config.require_cache_salt else ""
+    body = f'{{"model": "{config.served_name}", "prompt": "def main():", "max_tokens": 64{salt}}}'
     return f"  curl http://{host}:{port}/v1/completions -H 'Content-Type: application/json' -d '{body}'"
-
-
-def _in_thread(work: Callable[[], _Result]) -> asyncio.Future[_Result]:
-    """Run `work` in a daemon thread: unlike the loop's own workers, it does not keep the process from ending."""
-    outcome: concurrent.futures.Future[_Result] = concurrent.futures.Future()
-    outcome.set_running_or_notify_cancel()
-
-    def run() -> None:
-        try:
-            result = work()
-        except BaseException as error:  # noqa: BLE001 - raised again where the future is awaited
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(result)
-
-    threading.Thread(target=run, name="engine-life", daemon=True).start()
-    return asyncio.wrap_future(outcome)

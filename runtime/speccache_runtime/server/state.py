@@ -15,16 +15,26 @@ RETRY_AFTER_DRAINING = 1
 class ServerState:
     """One served model. `draining` is set by the process when it is told to end, before the engine knows.
 
-    `places` is how many requests may run or wait; `per_token` the most characters that one token stands for.
+    `places` is how many requests may run or wait; `per_token` the most characters that one token stands for. With
+    `require_salt` requests without `cache_salt` are refused.
     """
 
     def __init__(
-        self, engine: Engine, tokenizer: Tokenizer, served_name: str, created: int, places: int, per_token: int
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        served_name: str,
+        created: int,
+        places: int,
+        per_token: int,
+        *,
+        require_salt: bool,
     ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
         self.served_name = served_name
         self.created = created
+        self.require_salt = require_salt
         self.room = Room(places)
         self.prompts = Prompts(tokenizer, per_token)
         self._per_token = per_token

@@ -33,6 +33,7 @@ from speccache_runtime.cache.storage.codec import Bytes, Half
 from speccache_runtime.cache.storage.file import FileBackend
 from speccache_runtime.cache.storage.store import PairStore
 from speccache_runtime.cache.storage_metrics import StorageMetrics
+from speccache_runtime.cache.storing import Flush
 from speccache_runtime.core import Tier
 from speccache_runtime.metrics import Metrics
 
@@ -182,21 +183,37 @@ class Rig:
             self.cache.register_draft(self.draft, facts)
         self.rebuilds = facts.rebuilds
         self.woken = threading.Event()
-        store = None
-        if backend is not None:
-            store = PairStore(
-                backend,
-                FINGERPRINT,
-                TARGET_SPACE,
-                DRAFT_SPACE if draft else None,
-                target.layout.page_bytes,
-                DRAFT_SHAPE.layout.page_bytes if draft else 0,
-                StorageMetrics(self.metrics),
-                breaker=breaker,
-                keeper=keeper,
-            )
-        self.cache.open(store, self.woken.set, ranks)
+        self.breaker, self.keeper = breaker, keeper
+        self.cache.open(self.store(backend), self.woken.set, ranks)
         self.closed = False
+
+    def store(self, backend: Backend | None) -> PairStore | None:
+        """This rig's pages on a backend."""
+        if backend is None:
+            return None
+        return PairStore(
+            backend,
+            FINGERPRINT,
+            TARGET_SPACE,
+            DRAFT_SPACE if self.draft is not None else None,
+            self.target.layout.page_bytes,
+            DRAFT_SHAPE.layout.page_bytes if self.draft is not None else 0,
+            StorageMetrics(self.metrics),
+            breaker=self.breaker,
+            keeper=self.keeper,
+        )
+
+    def attach(self, backend: Backend | None) -> None:
+        """Puts storage on another backend in the place of what there is."""
+        self.cache.attach(self.store(backend))
+
+    def flush(self) -> Flush:
+        """A whole flush; how far it is in the end, which is as far as it gets if nothing fails."""
+        self.cache.ask_again()
+        self.until(lambda: self.cache.flush().done)
+        done = self.cache.flush()
+        assert done is not None
+        return done
 
     # ---- the way of one request
 
@@ -337,8 +354,14 @@ class HandWorkers:
     def submit(self, job: Callable[[], bool]) -> None:
         self.queue.append(job)
 
-    def close(self) -> None:
+    def close(self) -> list[Callable[[], bool]]:
+        left = list(self.queue)
         self.queue.clear()
+        return left
+
+    @property
+    def idle(self) -> bool:
+        return not self.queue
 
 
 @pytest.fixture

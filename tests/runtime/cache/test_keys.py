@@ -7,14 +7,15 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from speccache_runtime.cache.keys import ROOT, KeyChain, pack_tokens
+from speccache_runtime.cache.keys import ROOT, KeyChain, pack_tokens, salted_root
 
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 PAGES = st.integers(1, 5)
+SALTS = st.none() | st.text(min_size=1, max_size=20)
 
 
-def keys_of(tokens: list[int], page_size: int) -> list[bytes]:
-    chain = KeyChain(page_size)
+def keys_of(tokens: list[int], page_size: int, salt: str | None = None) -> list[bytes]:
+    chain = KeyChain(page_size, salted_root(salt))
     chain.extend(tokens, len(tokens) // page_size)
     return chain.keys
 
@@ -69,6 +70,29 @@ def test_page_size_is_not_part_of_a_key_but_its_tokens_are(tokens: list[int], pa
     assume(len(tokens) >= page_size)
     first = keys_of(tokens, page_size)[0]
     assert first == hashlib.sha256(bytes(32) + struct.pack(f"<{page_size}I", *tokens[:page_size])).digest()
+
+
+@given(st.lists(st.tuples(SALTS, TOKENS), min_size=2, max_size=6), PAGES)
+def test_other_salts_have_no_page_in_common(requests: list[tuple[str | None, list[int]]], page_size: int) -> None:
+    """Neither by key nor by what a name in storage says of the parent; the same salt shares as without one."""
+    prefixes = {
+        (salt, tuple(prompt[: (page + 1) * page_size]))
+        for salt, prompt in requests
+        for page in range(len(prompt) // page_size)
+    }
+    keys = {key for salt, prompt in requests for key in keys_of(prompt, page_size, salt)}
+    assert len(keys) == len(prefixes)
+    salts = {salt for salt, _ in requests}
+    assert len({salted_root(salt) for salt in salts}) == len(salts)
+
+
+@given(TOKENS, PAGES, st.text(min_size=1, max_size=20))
+def test_a_chain_with_a_salt_begins_at_its_digest(tokens: list[int], page_size: int, salt: str) -> None:
+    root = hashlib.sha256(b"speccache cache_salt\0" + salt.encode()).digest()
+    chain = KeyChain(page_size, salted_root(salt))
+    chain.extend(tokens, len(tokens) // page_size)
+    parents = [chain.page(number).parent for number in range(len(chain.keys))]
+    assert parents == [root, *chain.keys][: len(chain.keys)]
 
 
 @pytest.mark.parametrize("token", [-1, 2**32])

@@ -1,4 +1,5 @@
-"""Many requests over one cache whose storage is slow, refuses, loses, damages and mixes up objects, in any order.
+"""Many requests over one cache whose storage is slow, refuses, loses, damages and mixes up objects, is taken away and
+changed for another, in any order.
 
 Storage calls run when the state machine says so, hence every order of arrival can happen and each failure repeats.
 Whatever happens, a page that a tier calls its own holds the bytes of its key, every page is counted once, and in the
@@ -8,7 +9,8 @@ end nobody pins anything.
 import hashlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -73,12 +75,19 @@ class CacheMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = TemporaryDirectory()
-        self.volume = self.tools.Volume(Path(self.folder.name))
-        self.volume.probe()
-        self.volume.error = BackendError("EIO", "broken on purpose")
+        self.volume = self.volume_in("one")
+        self.attached = False
         self.waiting: list[Any] = []
         self.running: list[Any] = []
         self.rig: Any = None
+
+    def volume_in(self, name: str) -> Any:
+        root = Path(self.folder.name) / name
+        root.mkdir()
+        volume = self.tools.Volume(root)
+        volume.probe()
+        volume.error = BackendError("EIO", "broken on purpose")
+        return volume
 
     # ---- lives
 
@@ -87,9 +96,7 @@ class CacheMachine(RuleBasedStateMachine):
     )
     def start(self, draft: bool, answer: MissingDraft, device: int, host: int) -> None:
         self.jobs: list[Any] = []
-        workers = type("Workers", (self.tools.HandWorkers,), {"queue": self.jobs})
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(storage_io, "Workers", workers)
+        with self.workers():
             self.rig = self.make_rig(
                 backend=self.volume,
                 draft=draft,
@@ -99,6 +106,14 @@ class CacheMachine(RuleBasedStateMachine):
                 host_pages=host,
                 breaker=BreakerSettings(threshold=3, backoff_s=1e-6, cap_s=1e-6),
             )
+        self.attached = True
+
+    @contextmanager
+    def workers(self) -> Iterator[None]:
+        """What is made meanwhile has its storage jobs put into `jobs`."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(storage_io, "Workers", type("Workers", (self.tools.HandWorkers,), {"queue": self.jobs}))
+            yield
 
     def make_rig(self, **settings: Any) -> Any:
         return self.tools.Rig(**settings)
@@ -121,7 +136,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.rig.cache.store_all()
         self.finish_jobs()
         self.rig.check_idle()
-        if not self.volume.broken and self.rig.draft is not None:
+        if self.attached and not self.volume.broken and self.rig.draft is not None:
             assert all(entry.stored_target for entry in self.rig.cache.index.entries() if entry.host is not None)
 
     def finish_jobs(self) -> None:
@@ -197,6 +212,14 @@ class CacheMachine(RuleBasedStateMachine):
     # ---- storage
 
     @rule()
+    def a_flush_begins(self) -> None:
+        self.rig.cache.ask_again()
+
+    @rule()
+    def a_flush_goes_on(self) -> None:
+        self.rig.cache.flush()
+
+    @rule()
     def storage_finishes(self) -> None:
         self.finish_jobs()
 
@@ -265,9 +288,37 @@ class CacheMachine(RuleBasedStateMachine):
         self.folder.cleanup()
 
 
+class ChangingMachine(CacheMachine):
+    """The same with storage that is taken away and changed for another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.volumes = [self.volume, self.volume_in("other")]
+
+    @rule()
+    def storage_is_detached(self) -> None:
+        self.attach(None)
+
+    @rule(which=st.integers(0, 1))
+    def storage_is_attached_or_changed(self, which: int) -> None:
+        self.volume = self.volumes[which]
+        self.attach(self.volume)
+
+    def attach(self, volume: Any) -> None:
+        """The jobs of the storage before have then been dropped; those of this one are in `jobs`."""
+        before, self.jobs = self.jobs, []
+        with self.workers():
+            self.rig.attach(volume)
+        assert before == []
+        self.attached = volume is not None
+
+
+@pytest.mark.parametrize("machine", [CacheMachine, ChangingMachine])
 @pytest.mark.parametrize("device", DEVICES)
-def test_storage_that_lies_costs_misses_and_nothing_else(tools: SimpleNamespace, device: str) -> None:
-    machine = type("CacheMachine", (CacheMachine,), {"tools": tools, "device": device})
+def test_storage_that_lies_costs_misses_and_nothing_else(
+    tools: SimpleNamespace, device: str, machine: type[CacheMachine]
+) -> None:
+    machine = type(machine.__name__, (machine,), {"tools": tools, "device": device})
     wide = settings(max_examples=4 * settings().max_examples, stateful_step_count=50)
     run_state_machine_as_test(machine, settings=wide)  # type: ignore[no-untyped-call]
 

@@ -312,9 +312,9 @@ class Life:
         )
         self._numbers = itertools.count()
 
-    def add(self, prompt: Sequence[int], new: int, **params: Any) -> str:
+    def add(self, prompt: Sequence[int], new: int, salt: str | None = None, **params: Any) -> str:
         name = f"r{next(self._numbers)}"
-        self.engine.add(Request(name, tuple(prompt), SamplingParams(max_tokens=new, **params)))
+        self.engine.add(Request(name, tuple(prompt), SamplingParams(max_tokens=new, **params), salt))
         return name
 
     def step(self) -> None:

@@ -20,7 +20,7 @@ def _pool(facts: Any, pages: int, device: torch.device) -> KVPool:
 def _warm_up(pair: Any, device: torch.device, pages: int, steps: int) -> None:
     pool = _pool(pair.target.facts, pages, device)
     draft = pair.draft("EAGLE3", lambda facts: _pool(facts, pages, device)) if steps else None
-    warmup.warm_up(Parts(pair.target, pool, draft, None), None, budget=32, num_steps=steps)
+    warmup.warm_up(Parts(pair.target, pool, draft, None, None), None, budget=32, num_steps=steps)
 
 
 @pytest.mark.parametrize("steps", [0, 3])

@@ -54,6 +54,12 @@ WRONG: list[tuple[str, dict[str, Any], int, str | None]] = [
     (CHAT, {"max_completion_tokens": 999}, 400, "max_completion_tokens"),
     (CHAT, {"max_tokens": 1, "max_completion_tokens": 1}, 400, "max_tokens"),
     (TEXT, {"max_completion_tokens": 1}, 400, "max_completion_tokens"),
+    # the salt
+    (TEXT, {"cache_salt": ""}, 400, "cache_salt"),
+    (CHAT, {"cache_salt": ""}, 400, "cache_salt"),
+    (TEXT, {"cache_salt": 7}, 400, "cache_salt"),
+    (TEXT, {"cache_salt": ["a"]}, 400, "cache_salt"),
+    (TEXT, {"cache_salt": "x" * 513}, 400, "cache_salt"),
     # sampling
     (TEXT, {"temperature": -0.1}, 400, "temperature"),
     (TEXT, {"temperature": 2.1}, 400, "temperature"),

@@ -40,6 +40,10 @@ class Gate:
         self._causes: dict[Operation, BaseException] = {}
         self._breakers = {Operation.READ: reads, Operation.WRITE: writes}
 
+    def state(self, direction: Operation) -> BreakerState:
+        """Of the breaker of READ or WRITE."""
+        return self._breakers[direction].state
+
     def hurry(self) -> None:
         """Try writes again soon after each failure from here on: there is not much time left (a drain)."""
         self._breakers[Operation.WRITE].hurry()

@@ -42,6 +42,9 @@ class StorageObserver(Protocol):
     def on_swept(self, pages: int, nbytes: int) -> None:
         """This pod has removed pages to make room."""
 
+    def on_end(self) -> None:
+        """The store is not used any more; operations under way may still end, and tell so."""
+
 
 class NullObserver:
     """Listens to nothing."""
@@ -62,4 +65,7 @@ class NullObserver:
         """Ignore."""
 
     def on_swept(self, pages: int, nbytes: int) -> None:
+        """Ignore."""
+
+    def on_end(self) -> None:
         """Ignore."""

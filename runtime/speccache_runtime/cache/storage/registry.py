@@ -16,10 +16,10 @@ from speccache_runtime.errors import StorageError
 logger = logging.getLogger(__name__)
 
 PROBE_S = 60.0
-"""A volume that has not answered by then is given up: the start fails with a reason instead of hanging."""
+"""A volume that has not answered by then is given up: who opens it gets a reason instead of hanging."""
 
 PATIENCE_S = 5.0
-"""After so long the log says what the start waits for. A slow volume answers within a second."""
+"""After so long the log says what is waited for. A slow volume answers within a second."""
 
 _FULL = frozenset({"ENOSPC", "EDQUOT"})
 
@@ -70,10 +70,10 @@ def _probe(backend: Backend, where: str) -> None:
 
     threading.Thread(target=run, name="storage-probe", daemon=True).start()
     if not wait([outcome], PATIENCE_S).done:
-        logger.warning("%s does not answer; the start waits for it", where)
+        logger.warning("%s does not answer; it is waited for", where)
     if wait([outcome], PROBE_S - PATIENCE_S).done:
         return outcome.result()
     raise StorageError(
         f"{where} has not answered for {PROBE_S:.0f} s: check that its server is up and can be reached from "
-        "this node, or remove kvCache.storage to serve without it"
+        "this node; without kvCache.storage pods serve without it"
     )

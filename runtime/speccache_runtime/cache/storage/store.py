@@ -15,14 +15,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from speccache_runtime.cache.storage.base import Backend
-from speccache_runtime.cache.storage.breaker import BreakerSettings
+from speccache_runtime.cache.storage.breaker import BreakerSettings, BreakerState
 from speccache_runtime.cache.storage.capacity.budget import Budget
 from speccache_runtime.cache.storage.capacity.keeper import Keeper
 from speccache_runtime.cache.storage.capacity.recent import Recent
 from speccache_runtime.cache.storage.codec import Bytes, Half, check_successors
 from speccache_runtime.cache.storage.gate import Gate
 from speccache_runtime.cache.storage.halves import HalfRead, HalfStore
-from speccache_runtime.cache.storage.observer import NullObserver, StorageObserver
+from speccache_runtime.cache.storage.observer import NullObserver, Operation, StorageObserver
 from speccache_runtime.cache.storage.outcome import Outcome
 from speccache_runtime.cache.storage.runs import run_length
 
@@ -56,6 +56,17 @@ class PairWrite:
     draft: Outcome
 
 
+@dataclass(frozen=True, slots=True)
+class StoreState:
+    """How a store is: its breakers, and bytes and objects of all pods as far as they are known. `capacity` in bytes."""
+
+    read: BreakerState
+    write: BreakerState
+    used: int | None
+    objects: int | None
+    capacity: int | None
+
+
 class PairStore:
     """Reads and writes pairs of one target and, if there is one, one draft. Thread-safe, synchronous.
 
@@ -76,8 +87,8 @@ class PairStore:
         clock: Callable[[], float] = time.monotonic,
         breaker: BreakerSettings | None = None,
     ) -> None:
-        """`backend` must have been probed. `keeper` has been started, and keeps the store at its size; None: it may
-        grow. `close` closes both.
+        """`backend` must have been probed. `keeper`, not started yet, keeps the store at its size; None: it may grow.
+        `close` closes both.
 
         `fingerprint` (hex) and the namespaces (32 bytes) are digests (`speccache_api.fingerprint`); a namespace of None
         means that this half is not kept here: every draft half is absent then, and any target half may be elsewhere.
@@ -157,6 +168,35 @@ class PairStore:
         if target is not Outcome.DONE or not draft:
             return target
         return self._with_draft().touch(key, parent)
+
+    def begin(self) -> None:
+        """The store is used from here on: starts the keeper."""
+        if self._keeper is not None:
+            self._keeper.start()
+
+    def end(self) -> None:
+        """The store is not used any more, but for operations under way: ends the keeper. `close` it when those have
+        ended and `ended` is True."""
+        self._gate.observer.on_end()
+        if self._keeper is not None:
+            self._keeper.close()
+
+    @property
+    def ended(self) -> bool:
+        """Whether, after `end`, nothing here uses the backend by itself any more."""
+        return self._keeper is None or self._keeper.ended
+
+    @property
+    def state(self) -> StoreState:
+        """How it is now."""
+        told = self._keeper.state if self._keeper is not None else None
+        return StoreState(
+            self._gate.state(Operation.READ),
+            self._gate.state(Operation.WRITE),
+            told.used if told else None,
+            told.objects if told else None,
+            self._keeper.capacity if self._keeper is not None else None,
+        )
 
     def hurry(self) -> None:
         """Try writes again soon after each failure from here on (a drain)."""

@@ -92,7 +92,10 @@ class _Follower:
         self._channel = channel
         self._runner = runner
         self._loads = loads
-        self._storage = StorageIO(store, arena, self._deliver) if store else None
+        self._storage: StorageIO | None = None
+        if store is not None:
+            store.begin()
+            self._storage = StorageIO(store, arena, self._deliver)
         self._copies = Workers("copies", 1)
         self._reads: dict[int, Ticket] = {}
         self._reads_lock = threading.Lock()

@@ -67,6 +67,8 @@ class Keeper:
         self._sweeper = Sweeper(backend, fingerprint, capacity, self._lease, clock) if sweeps else None
         self._told_at = -STATE_TTL_S
         self._heard = 0
+        self.state: State | None = None
+        """What was last told of the whole store; None as long as nothing was."""
         self._end = threading.Event()
         self._failing = False
         self._thread: threading.Thread | None = None
@@ -85,6 +87,16 @@ class Keeper:
         if self._thread is not None:
             self._thread.join(CLOSE_S)
 
+    @property
+    def ended(self) -> bool:
+        """Whether no thread of it uses the backend any more."""
+        return self._thread is None or not self._thread.is_alive()
+
+    @property
+    def capacity(self) -> int | None:
+        """In bytes, or None."""
+        return self._capacity
+
     def round(self) -> None:
         """Learns the limit, tells, and sweeps if it is our turn. Raises BackendError when storage fails."""
         self._learn()
@@ -102,6 +114,7 @@ class Keeper:
         state = State.from_bytes(note.body) if note is not None else None
         if note is not None and state is not None and self._backend.now() - note.changed_at < STATE_TTL_S:
             self._told_at = self._clock()
+            self.state = state
             self._observer.on_usage(state.used, state.objects, self._capacity)
             if state.until is not None:
                 self._heard = state.number
