@@ -46,11 +46,12 @@ class Budget:
             self._changed.notify_all()
 
     def allow(self, until: int) -> None:
-        """From now on `until` bytes may be written, counted from the start of the process."""
+        """From now on `until` bytes may be written, counted from the start of the process. 0 is no limit yet: what there
+        is still belongs to others, who have not heard of this process."""
         with self._changed:
             self._until = until
             self._short = False
-            self._told = True
+            self._told = self._told or until > 0
             self._changed.notify_all()
 
     def stop(self) -> None:
