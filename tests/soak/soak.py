@@ -159,7 +159,7 @@ def settings(folder: Path) -> tuple[EngineConfig, int]:
     pair = sum(shape.layout.page_bytes + HEADER_SIZE for shape in shapes)
     assert config.storage is not None
     storage: StorageConfig = replace(config.storage, capacity_bytes=PAIRS * pair)
-    return replace(config, storage=storage, device_pages=300, host_pages=48, max_running=16), PAIRS * pair
+    return replace(config, storage=storage, device_pages=128, host_pages=32, max_running=16), PAIRS * pair
 
 
 def expected(config: EngineConfig) -> dict[tuple[int, ...], tuple[int, ...]]:
