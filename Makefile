@@ -29,7 +29,7 @@ printf '=== %s: %d s\n' '$(1)' $$((SECONDS - begun))
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup programs bucket-server images build cluster cluster-down lint check gpu test demo demo-down clean
+.PHONY: help setup programs bucket-server images build cluster cluster-down lint check gpu soak test demo demo-down clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 16
@@ -67,6 +67,12 @@ lint: setup ## formatting, ruff, strict types, import contracts
 check: lint ## lint and every test that starts neither a node nor the whole program
 	@$(CLUSTER_TOOL) programs --api --helm --s3
 	$(call phase,tests without a cluster,$(RUN) pytest $(IN_PARALLEL) $(WITHOUT_CLUSTER) -m 'not program')
+
+# SOAK_SECONDS=60 shortens it; SPECCACHE_TEST_KILLS is how many writers are killed on a volume, and as many on a bucket.
+soak: export SPECCACHE_TEST_KILLS := $(or $(SPECCACHE_TEST_KILLS),250)
+soak: setup ## ten minutes of requests over tiers too small and storage in trouble, and hundreds of killed writers
+	$(call phase,requests,OMP_WAIT_POLICY=PASSIVE $(RUN) python tests/soak/soak.py)
+	$(call phase,killed writers,$(RUN) pytest tests/runtime/storage/test_kills.py)
 
 gpu: setup ## the tests that need an NVIDIA GPU
 	$(RUN) pytest tests/gpu

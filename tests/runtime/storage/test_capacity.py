@@ -391,6 +391,37 @@ def test_a_page_that_somebody_has_just_read_stays() -> None:
     assert old[1].hex() not in shelf.pages()
 
 
+def test_a_page_that_has_just_got_a_child_stays() -> None:
+    """The sweeper's listing may be from before; without its parent nobody would find the child."""
+    shelf = Frozen()
+    sweeper, writer = Pod(shelf, 20 * PAIR_BYTES), Pod(shelf, 20 * PAIR_BYTES)
+
+    def write(key: bytes, parent: bytes = ROOT) -> None:
+        for _ in range(10):
+            for pod in (writer, sweeper):
+                pod.keeper.round()
+            shelf.time += 0.1
+            if writer.write(key, parent) is Outcome.WRITTEN:
+                return
+        raise AssertionError("there is no room")
+
+    parent, child = digest("parent"), digest("child")
+    for number in range(14):
+        write(parent if number == 4 else digest(f"old {number}"))
+    shelf.time += SPARED_S + 1
+    for number in range(8):
+        write(digest(f"new {number}"))
+    assert parent.hex() in shelf.pages()
+    assert sweeper.removed + writer.removed > 0, "so there is a listing"
+    write(child, parent)
+    for number in range(6):
+        write(digest(f"newer {number}"))
+    left = shelf.pages()
+    assert child.hex() in left
+    assert parent.hex() in left
+    assert digest("old 5").hex() not in left
+
+
 def test_what_is_new_stays_and_then_there_is_no_room() -> None:
     shelf = Frozen()
     pod = Pod(shelf, 10 * PAIR_BYTES)

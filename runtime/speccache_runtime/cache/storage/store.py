@@ -159,6 +159,7 @@ class PairStore:
             draft_outcome = self._with_draft().write(key, parent, self._with_draft().flat(draft), successors)
         if target_view is not None:
             target_outcome = self._with_target().write(key, parent, target_view, ())
+            self._recent.add(parent)  # a sweeper that has listed before would take it for a page without children
         return PairWrite(target_outcome, draft_outcome)
 
     def touch(self, key: bytes, parent: bytes, draft: bool) -> Outcome:

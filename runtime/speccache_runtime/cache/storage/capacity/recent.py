@@ -1,4 +1,4 @@
-"""Which pages were read in the last minute or two, small enough to tell all other pods: a Bloom filter.
+"""Which pages were read, or got a child, in the last minute or two, small enough to tell all pods: a Bloom filter.
 
 Page keys are digests, so their own bits are the hashes. It never misses one that was read; with 10,000 pages a minute
 it names one in 200 others by mistake, which are then spared once.
