@@ -80,7 +80,7 @@ def _type(field: dict[str, Any], path: str) -> str:
     if kind == "integer":
         low, high = field.get("minimum"), field.get("maximum")
         return f"integer, {low} or more" if high is None else f"integer, {low} to {high}"
-    return "text"
+    return "true or false" if kind == "boolean" else "text"
 
 
 def _map(field: dict[str, Any]) -> str:
@@ -92,7 +92,10 @@ def _default(field: dict[str, Any], required: bool) -> str:
     if required:
         return "required"
     if "default" in field:
-        return f"`{field['default']}`" if field["default"] != {} else "its defaults"
+        default = field["default"]
+        if default == {}:
+            return "its defaults"
+        return f"`{str(default).lower() if isinstance(default, bool) else default}`"
     return ""
 
 
