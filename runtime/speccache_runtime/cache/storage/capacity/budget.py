@@ -46,8 +46,8 @@ class Budget:
             self._changed.notify_all()
 
     def allow(self, until: int) -> None:
-        """From now on `until` bytes may be written, counted from the start of the process. 0 is no limit yet: what there
-        is still belongs to others, who have not heard of this process."""
+        """From now on `until` bytes may be written, counted from the start of the process. 0 is no limit yet: what
+        there is still belongs to others, who have not heard of this process."""
         with self._changed:
             self._until = until
             self._short = False
