@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from speccache_runtime.cache.storage.base import BackendError, NoteName, ObjectName, StoredObject
 from speccache_runtime.cache.storage.capacity import keeper as keeper_module
+from speccache_runtime.cache.storage.capacity import recent as recent_module
 from speccache_runtime.cache.storage.capacity import sweeper
 from speccache_runtime.cache.storage.capacity.account import HIGH, LOW, Account, excess, limits
 from speccache_runtime.cache.storage.capacity.budget import Budget
@@ -625,6 +626,7 @@ def test_four_writers_keep_within_five_per_cent_of_a_real_store(
 ) -> None:
     """The clock is the store's own, so pages are let go at once; they are never used twice here."""
     monkeypatch.setattr(sweeper, "SPARED_S", -3.0)  # a bucket tells the time in whole seconds
+    monkeypatch.setattr(recent_module, "GENERATION_S", 0.001)
     monkeypatch.setattr(sweeper, "_FRESH_S", 0.0)
     monkeypatch.setattr(sweeper, "_FRESH_SHARE", 0)
     place = PLACES[kind](request)
