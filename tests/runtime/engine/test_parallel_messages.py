@@ -135,6 +135,9 @@ def test_a_bug_in_the_storage_of_a_rank_is_told_and_loses_no_answer() -> None:
     """It would otherwise end a thread, and rank 0 would wait for the answer."""
 
     class Store:
+        def begin(self) -> None:
+            return
+
         def lookup(self, keys: object, parent: bytes) -> Run:
             raise ZeroDivisionError("a bug")
 

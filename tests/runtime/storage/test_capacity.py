@@ -658,7 +658,7 @@ def test_four_writers_keep_within_five_per_cent_of_a_real_store(
         peak = max(peak, stored())
     assert peak <= 1.05 * capacity
     assert stored() >= 0.8 * capacity
-    assert outcomes.count(Outcome.WRITTEN) > 60, "old pages make room for new ones"
+    assert outcomes.count(Outcome.WRITTEN) > 50, "old pages make room for new ones"
     assert set(outcomes) <= {Outcome.WRITTEN, Outcome.FULL}
     for store in stores:
         store.close()
