@@ -49,6 +49,13 @@ PROMPTS = st.builds(lambda text, length: TEXTS[text][:length], st.integers(0, 2)
 PODS = st.integers(0, 1)
 
 
+class HandKeeper(Keeper):
+    """Its rounds are the test's."""
+
+    def start(self) -> None:
+        pass
+
+
 @dataclass
 class Pod:
     """A cache with its requests, and what its storage has been asked and not done yet."""
@@ -94,7 +101,7 @@ class TwoCaches(RuleBasedStateMachine):
     def pod(self, number: int, draft: bool, answer: MissingDraft, device: int, host: int) -> Pod:
         jobs: list[Callable[[], bool]] = []
         workers = type("Workers", (self.tools.HandWorkers,), {"queue": jobs})
-        keeper = Keeper(
+        keeper = HandKeeper(
             self.volume,
             self.tools.FINGERPRINT,
             self.capacity,
