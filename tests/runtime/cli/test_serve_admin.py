@@ -20,6 +20,8 @@ from speccache_runtime.bench.server import Server
 from speccache_runtime.core import Tier
 from speccache_runtime.local import parse_resource, read_resource
 
+pytestmark = pytest.mark.program
+
 SAMPLE = Path(__file__).parents[3] / "samples" / "tiny.yaml"
 TOKEN = "of-the-secret"
 PROMPT = "def restore(page: int) -> bytes:\n    return storage.read(page)\n" * 3
